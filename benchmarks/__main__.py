@@ -77,16 +77,18 @@ def size(text: str) -> Size:
 def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("topics", nargs="*", metavar="topic", help=f"of {', '.join(FULL)}")
-    parser.add_argument("--sizes", nargs="+", type=size, metavar="NxK", help="instead of the usual")
-    parser.add_argument("--rounds", type=int, help="alternated repetitions, instead of the usual")
+    parser.add_argument("topics", nargs="*", metavar="topic", help=f"from {', '.join(FULL)}")
+    parser.add_argument(
+        "--sizes", nargs="+", type=size, metavar="NxK", help="instead of the default"
+    )
+    parser.add_argument("--rounds", type=int, help="alternating rounds, instead of the default")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds per contender and size")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for us and for torch")
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it work at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as well")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for calibrd and torch")
+    parser.add_argument("--quick", action="store_true", help="smoke test with small sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     chosen = parser.parse_args()
     if unknown := set(chosen.topics) - set(FULL):
-        parser.error(f"unknown topic {', '.join(sorted(unknown))}; there are {', '.join(FULL)}")
+        parser.error(f"unknown topic {', '.join(sorted(unknown))}; known: {', '.join(FULL)}")
     return chosen
 
 
@@ -122,7 +124,7 @@ def topics(options: argparse.Namespace) -> Iterable[Topic]:
 
 
 def use_threads(threads: int) -> None:
-    """Limit torch and calibrators to some threads."""
+    """Limit torch and calibrators to a number of threads."""
     import torch
 
     torch.set_num_threads(threads)

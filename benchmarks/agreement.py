@@ -1,9 +1,9 @@
 """Topic: agreement of our maps with the calibrators of other libraries on the same rows.
 
-Ours start with temperature scaling, so the others get the logits after it, unless they fit a
-temperature of their own. What ours add to a published method is turned off: smoothing, and all but
-a trace of the priors. Methods that no library has are compared with the published procedures
-instead (`confidence`, and their tests).
+Ours start with temperature scaling, so the others get the scaled logits, unless they fit their own
+temperature. Whatever ours add to a published method is turned off: smoothing, and all but a trace
+of the priors. Methods that no library offers are compared with the published procedures instead
+(`confidence`, and their tests).
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from benchmarks.rivals import as_float64_probabilities, sklearn
 from benchmarks.timing import silence
 
 TRACE = 1e-6
-AHEAD = 1e-4  # by so much at most ours stays above a tie
+AHEAD = 1e-4  # the most by which ours exceeds a tie
 NO_PRIORS = {"diagonal": TRACE, "intercept": TRACE, "tolerance": 1e-9}
 
 
@@ -84,7 +84,7 @@ def fitted_on_top(make: Callable[[], Any]) -> Answer:
 
 
 def netcal(name: str, **options: Any) -> Answer:
-    """Return a function that fits a binning of netcal."""
+    """Return a function that fits a netcal binning."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         from netcal import binning
@@ -97,7 +97,7 @@ def netcal(name: str, **options: Any) -> Answer:
 
 
 def probmetrics(name: str, **options: Any) -> Callable[[], Any]:
-    """Return a function that makes a calibrator of probmetrics."""
+    """Return a function that creates a probmetrics calibrator."""
 
     def make() -> Any:
         from probmetrics import calibrators
@@ -108,7 +108,7 @@ def probmetrics(name: str, **options: Any) -> Callable[[], Any]:
 
 
 def probmetrics_on_logits(name: str) -> Answer:
-    """On centred logits, as ours: with a number added to a row its vector scaling says another."""
+    """Fit on centred logits, like ours: its vector scaling depends on the mean of a row."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         import torch
@@ -143,7 +143,7 @@ def isotonic(fit: Rows, new: Rows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A method of ours, whose answer it is compared with, and how far they may be apart."""
+    """A method of ours, the answer it is compared with, and how much they may differ."""
 
     method: str
     library: str
@@ -200,7 +200,7 @@ CASES = (
 
 
 def compare(case: Case, rows: int, classes: int) -> Row:
-    """Return the largest difference of a probability on rows that neither has seen."""
+    """Return the largest difference between probabilities on rows that neither has seen."""
     from calibrators import CalibrationSet, all_methods
 
     k = case.classes or classes
@@ -225,7 +225,7 @@ def _rows(sample: data.Sample) -> Rows:
 
 
 def _apart_on_top(mine: np.ndarray, theirs: np.ndarray, new: Rows) -> np.ndarray:
-    """Of the predicted class. Ours never loses it: where theirs would, ours stops at a tie."""
+    """Return the differences for the predicted class; ours stops at a tie before losing it."""
     second, top = np.sort(new.probabilities, axis=1)[:, -2:].T
     ratio = second / (1 - top)  # the second class's share of what is left
     tie = ratio / (1 + ratio)
@@ -244,5 +244,5 @@ def run(sizes: Iterable[tuple[int, int]]) -> Iterable[Topic]:
                 Target(f"{row['method']} and {row['library']} apart", row["apart"], row["limit"])
                 for row in found
             ],
-            f"largest difference of a probability on {rows:,} new rows; our priors {show(TRACE)}",
+            f"largest difference in a probability on {rows:,} new rows; our priors {show(TRACE)}",
         )

@@ -1,4 +1,4 @@
-"""Topic: the default method with its judging on one core, beside a contest of all methods."""
+"""Topic: the default method, fitted and judged on one core, against a contest of all methods."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from calibrators.registry import all_methods, keeps_class
 
 JUDGED, CONTEST = "auto, judged", "contest of all methods, judged"
 ADDITIVE, SCALED = "additive", "temperature"
-# processor seconds that a size may take
+# limits in processor seconds, by size
 MAX_JUDGED = {10_000: 2.0, 50_000: 5.0}
 MAX_ADDITIVE = 0.3
 

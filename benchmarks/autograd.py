@@ -1,4 +1,4 @@
-"""SMART as one writes it first: autograd through the softmax (the rival of topic 3)."""
+"""SMART in its most obvious form: autograd through the softmax (the rival of topic 3)."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def fit(
     """Return the temperatures after `steps` full-batch Adam steps on the soft-binned ECE.
 
     Everything is computed in the type of the logits. The temperature of plain TS is given, so its
-    cost is not in the rival's time.
+    cost is not part of the rival's time.
     """
     import torch
 

@@ -46,7 +46,7 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
             Target(f"our share of {AGAINST}", ratio(mine, measured[AGAINST]), OUR_SHARE),
             Target("our error", _error(mine, truth), OUR_ERROR),
         ],
-        f"reference in float64: {truth:.12f}; smECE is another quantity, shown for its cost",
+        f"reference in float64: {truth:.12f}; smECE is a different quantity, shown for its cost",
     )
 
 

@@ -27,7 +27,7 @@ from benchmarks.output import Row, Topic
 
 METHODS = ("temperature", "smart")
 FIT_SECONDS = 5.0
-CLIENTS = 2  # for each worker, so that it never waits for an order
+CLIENTS = 2  # per worker, so that it never waits for a request
 IDLE_SECONDS = 20.0
 LOAD_SECONDS = 3.0
 CLASSES = 1000
@@ -97,7 +97,7 @@ def _measure(backend: Any, folder: Path, samples: list[data.Sample], quick: bool
 def _fit_rows(
     site: Site, samples: list[data.Sample], datasets: list[str], workers: int, quick: bool
 ) -> list[Row]:
-    site.fits(datasets[0], "temperature", CLIENTS * workers, 1.0)  # all have loaded what they need
+    site.fits(datasets[0], "temperature", CLIENTS * workers, 1.0)  # warm up all workers
     rows = []
     for method in METHODS:
         for sample, dataset in zip(samples, datasets, strict=True):
@@ -124,7 +124,7 @@ def _idle(site: Site, quick: bool) -> dict[str, float]:
 
 
 def _costs_of_a_fit(site: Site, dataset: str, idle: dict[str, float], quick: bool) -> Row:
-    """Measure the cost of fits by the difference to an idle service."""
+    """Measure the cost of fits as the difference from an idle service."""
     before = site.counters()
     count, _ = site.fits(dataset, "temperature", CLIENTS, 0.5 if quick else FIT_SECONDS)
     after = site.counters()
@@ -154,7 +154,7 @@ def _fits(found: dict[str, Found]) -> Topic:
         "fits per second",
         table,
         [],
-        "ordered over HTTP on loopback by two clients for each worker, each waiting for its fit; "
+        "requested over HTTP on loopback by two clients per worker, each waiting for its fit; "
         "API, workers, database, S3 and clients share the cores of this machine; PostgreSQL counts "
         "as another process",
         markdown=True,
@@ -170,8 +170,8 @@ def _costs(found: dict[str, Found]) -> Topic:
             for name in names
         ],
         [],
-        "transactions and rows from pg_stat_database, less those of the idle service; sizes of the "
-        "database with its indexes and what is not yet vacuumed; fits of temperature, first data",
+        "transactions and rows from pg_stat_database, without those of an idle service; sizes of "
+        "the database include indexes and rows not yet vacuumed; temperature fits, first data",
         markdown=True,
     )
 
@@ -181,7 +181,7 @@ def _short(value: float | None) -> float | int | None:
 
 
 def _predict(quick: bool) -> Topic:
-    """Measure predictions over HTTP by the API's processor time, and the map in a program."""
+    """Measure predictions over HTTP by the API's processor time, and the map applied in process."""
     import psutil
 
     from benchmarks.serving import _npy, server
@@ -212,8 +212,8 @@ def _predict(quick: bool) -> Topic:
         "predict over HTTP, and the map applied in the caller's program",
         table,
         [],
-        "npy, 16 connections, the load from another process; a core is a second of processor time "
-        "of the API process, or of the program",
+        "npy, 16 connections, the load from another process; per core means per second of "
+        "processor time of the API process, or of the program",
         markdown=True,
     )
 

@@ -1,4 +1,4 @@
-"""How long fits wait for a worker: alone, behind fits of others, behind cancelled ones."""
+"""How long fits wait for a worker: alone, behind other fits, behind cancelled ones."""
 
 import os
 import statistics
@@ -54,7 +54,7 @@ def _ordered(client: httpx.Client, dataset: str, methods: int = 1) -> dict[str, 
 
 
 def _waited(client: httpx.Client, fit: dict[str, Any]) -> float:
-    """Return the seconds until a fit began, by the database's clock; wait for its end."""
+    """Wait for the end of a fit; return the seconds until it began, by the database's clock."""
     while fit["status"] in ("queued", "running"):
         fit = client.get(f"/v1/fits/{fit['id']}", headers=WAIT).json()
     return _seconds(fit, "created_at", "started_at")
@@ -67,11 +67,11 @@ def _seconds(fit: dict[str, Any], since: str, until: str) -> float:
 
 @contextmanager
 def _other_workspace(site: Site) -> Iterator[httpx.Client]:
-    """Return a client of another workspace; ours gets a key too, as it then needs one."""
+    """Return a client of another workspace; ours gets a key too, because it then needs one."""
     ours, theirs = (_key(site, name) for name in ("default", "other"))
     site.client.headers["Authorization"] = f"Bearer {ours}"
     with site.running.client(theirs) as client:
-        while client.get("/v1/fits").status_code != httpx.codes.OK:  # until the keys are heard of
+        while client.get("/v1/fits").status_code != httpx.codes.OK:  # until the keys are in effect
             time.sleep(0.5)
         yield client
 
@@ -90,7 +90,7 @@ def _key(site: Site, workspace: str) -> str:
 
 
 def _copied(client: httpx.Client) -> str:
-    """Return the id of a small dataset of a workspace."""
+    """Upload a small dataset to a workspace; return its id."""
     labels = [0, 1, 2, 1] * 250
     logits = [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0], [1.0, 0.0, 0.0]] * 250
     answer = client.post("/v1/datasets", json={"logits": logits, "labels": labels})

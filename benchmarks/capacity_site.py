@@ -1,4 +1,4 @@
-"""A running service to be measured: its API process, its workers, and what its stores count."""
+"""A running service to be measured: its API process, its workers, its storage counters."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ import psutil
 from benchmarks import data
 
 ROOT = Path(__file__).parents[1]
-STATISTICS_SECONDS = 1.5  # after which PostgreSQL has counted all that was done
+STATISTICS_SECONDS = 1.5  # until PostgreSQL's counters are up to date
 
 
 class Site:
@@ -135,7 +135,7 @@ def memory(pid: int) -> float:
 
 @contextlib.contextmanager
 def variables(given: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables temporarily."""
     before = dict(os.environ)
     os.environ.update(given)
     try:

@@ -1,9 +1,9 @@
 """Topic: CTS, PTS, the spline and ETS against the published procedures and the libraries.
 
-Nobody but probmetrics has any of these four (netcal and torch-uncertainty have none), so CTS and
-PTS are measured against `benchmarks.published`. Our spline begins with temperature scaling, that
-of probmetrics does not: it is measured alone, and after the fastest correct temperature that is
-not ours (`benchmarks.temperature` shows which).
+Only probmetrics offers any of these four (netcal and torch-uncertainty offer none), so CTS and PTS
+are measured against `benchmarks.published`. Our spline begins with temperature scaling, while that
+of probmetrics does not: it is measured alone, and after the fastest correct temperature fit other
+than ours (`benchmarks.temperature` shows which).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ OBJECTIVE_SLACK = 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """Confidences (n,) of the predictions, whether these were right, and the mean NLL if known."""
+    """Confidences (n,) of the predictions, whether they are right, and the mean NLL if known."""
 
     confidence: np.ndarray
     correct: np.ndarray
@@ -34,8 +34,8 @@ class Outcome:
 class Procedure:
     """A published procedure, which may stop when its time is up.
 
-    If ``judged``, the objective it reaches is a limit for ours too. That of CTS has many local
-    minima, and which one a search ends at is a matter of its grid and its start: it is shown.
+    If ``judged``, the objective it reaches is also a limit for ours. That of CTS has many local
+    minima, and the grid and the start decide which one a search finds, so it is only shown.
     """
 
     name: str
@@ -173,8 +173,8 @@ def compare(method: Method, sample: data.Sample, rounds: int, budget: float) -> 
     note = "from logits to a fitted map"
     if method.procedures:
         note += (
-            "; where done is below 1 that share was run and timed, seconds are in proportion and "
-            "the objective is where it had come to"
+            "; if done is below 1, only that share was run and timed: seconds are extrapolated, "
+            "and the objective is the one reached so far"
         )
     return Topic(f"{method.title} fit, {sample.size} float32", rows, targets, note)
 

@@ -14,7 +14,7 @@ from benchmarks.output import Row, Target, Topic
 
 LIMIT_MILLISECONDS = 150.0
 CALIBRATOR = "model-{:05}"
-IN_PRODUCTION = 2  # one of so many calibrators has another version than its newest in production
+IN_PRODUCTION = 2  # one in this many calibrators has an older version in production
 UNMEASURED = ("/sign-in", "/static/{file}")
 
 
@@ -78,7 +78,7 @@ def _measure(
 
 
 def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
-    """Make the calibrator whose pages are measured, as users do; return their address."""
+    """Create, as users do, the calibrator whose pages are measured; return their path fields."""
     from helpers.live_service import NPZ, npz, sample
     from helpers.workspace_contents import ALIAS, CLASSES, fitted_elsewhere
 

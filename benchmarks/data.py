@@ -25,9 +25,9 @@ class Sample:
 def draw(n: int, k: int, seed: int = 0) -> Sample:
     """Draw logits `T (noise + class signal)`, and labels from `softmax(logits / T)`.
 
-    Every row has one class that the network means, by a signal of varying strength around log k
-    (rows are easy and hard), and two look-alikes with a share of that signal. Top-1 accuracy is
-    about 0.75 whatever k is, as on the usual image sets.
+    Every row has one intended class, with a signal of varying strength around log k (some rows are
+    easy, some hard), and two similar classes with a share of that signal. Top-1 accuracy is about
+    0.75 regardless of k, as on the usual image sets.
     """
     rng = np.random.default_rng(seed)
     logits = np.empty((n, k), np.float32)
@@ -48,9 +48,9 @@ def draw(n: int, k: int, seed: int = 0) -> Sample:
 
 
 def confidently_wrong(n: int, k: int, seed: int = 0) -> Sample:
-    """Draw logits as `draw`, right with a probability from 0.9 to 0.4 by margin.
+    """Draw logits like `draw`, but right with a probability from 0.9 to 0.4 by margin.
 
-    No single temperature can mend that, so every step of a SMART fit has something to learn.
+    No single temperature can correct that, so every step of a SMART fit has something to learn.
     """
     logits = draw(n, k, seed).logits
     second, top = np.partition(logits, -2, axis=1)[:, -2:].T

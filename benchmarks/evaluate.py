@@ -25,7 +25,7 @@ PAIRED = f"{ours.NAME}, before and after"
 
 @dataclass
 class Clock:
-    """A call that keeps its processor seconds: on a shared machine they are what one core takes."""
+    """A call that records its processor seconds, which other processes hardly affect."""
 
     call: Callable[[], Any]
     seconds: list[float] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Clock:
 
     @property
     def fastest(self) -> float | None:
-        """The least processor seconds; None before the first call."""
+        """The fewest processor seconds; None before the first call."""
         return min(self.seconds, default=None)
 
 
@@ -76,7 +76,7 @@ def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
             Target("processor seconds, before and after", clocks[PAIRED].fastest, SECONDS),
             Target("bounds that differ, in widths", differences(paired, old), SAME_BOUNDS),
         ],
-        "the frozen code makes intervals and noise floors only, evaluate the whole report",
+        "the frozen code computes only intervals and noise floors, evaluate the whole report",
     )
 
 

@@ -1,8 +1,8 @@
 """Other solvers of the objective of vector scaling, matrix scaling and Dirichlet calibration.
 
-Each is given our features and penalties, prepared in the form it wants, and returns W and b.
-scikit-learn's LogisticRegression and netcal's LogisticCalibration are not here: the one draws W to
-0 instead of I, the other has no penalty, so neither can be asked for this minimum.
+Each is given our features and penalties, prepared in the form it needs, and returns W and b.
+scikit-learn's LogisticRegression and netcal's LogisticCalibration are not included: the former
+shrinks W towards 0 instead of I, the latter has no penalty, so neither can find this minimum.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ITERATIONS = 2000
 
 @dataclass(frozen=True)
 class Problem:
-    """Mean NLL of `softmax(W x + b)` plus penalties on squares; W a vector if only its diagonal."""
+    """Mean NLL of `softmax(W x + b)` plus penalties on squares; W is a vector if diagonal."""
 
     x: np.ndarray
     labels: np.ndarray
@@ -48,7 +48,7 @@ class Problem:
         return np.vstack([weights, np.zeros(self.k)])
 
     def parameters(self, point: np.ndarray) -> Parameters:
-        """Return W (or its diagonal) and b at a distance from the start."""
+        """Return W (or its diagonal) and b at an offset from the start."""
         made = self.start + point.reshape(self.start.shape)
         return (made[0] if self.off_diagonal is None else made[:-1].T), made[-1]
 
@@ -106,7 +106,7 @@ class Numpy:
         return (self.x * own[0] if vector else self.x @ own[:-1]) + own[-1]
 
     def moments(self, residuals: np.ndarray) -> np.ndarray:
-        """Return derivatives by the parameters, from those by the scores."""
+        """Return the derivatives in the parameters, from those in the scores."""
         if self.problem.off_diagonal is None:
             weights = np.einsum("ij,ij->j", residuals, self.x)[None]
         else:
@@ -140,7 +140,7 @@ class Numpy:
 
 
 def scipy(method: str, **options: Any) -> Callable[..., Parameters]:
-    """Return a solver by a method of scipy.optimize.minimize."""
+    """Return a solver that uses a method of scipy.optimize.minimize."""
 
     def run(problem: Problem, x: np.ndarray) -> Parameters:
         from scipy.optimize import minimize
@@ -227,7 +227,7 @@ def probmetrics_saga(problem: Problem, x: np.ndarray) -> Parameters:
 
 
 def solvers() -> list[Solver]:
-    """Return all solvers of the same minimum."""
+    """Return all solvers of this problem."""
     lbfgs = scipy("L-BFGS-B", maxiter=ITERATIONS, maxfun=ITERATIONS, ftol=0.0, gtol=GRADIENT)
     return [
         Solver("probmetrics L-BFGS", in_tensors(np.float32), probmetrics_lbfgs),

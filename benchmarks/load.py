@@ -1,4 +1,4 @@
-"""A bounded load on a server: so many connections, each sends the next request after an answer."""
+"""A bounded load on a server: each connection sends its next request after a response."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ class _Connection(asyncio.Protocol):
             return
         length = LENGTH.search(self._buffer, 0, head)
         if length is None or not self._buffer.startswith(b"HTTP/1.1 200"):
-            self._fail(f"unexpected answer: {self._buffer[:200]!r}")
+            self._fail(f"unexpected response: {self._buffer[:200]!r}")
         elif len(self._buffer) >= head + len(END) + int(length[1]):
             self._buffer = b""
             self._answers += 1
@@ -79,7 +79,7 @@ async def _load(port: int, call: Call, connections: int, seconds: float) -> floa
 
 
 def requests_per_second(port: int, call: Call, connections: int, seconds: float) -> float:
-    """Return the responses per second over some connections."""
+    """Return the responses per second over a number of connections."""
     import uvloop
 
     return uvloop.run(_load(port, call, connections, seconds))

@@ -1,4 +1,4 @@
-"""Topic 8: a map that the SDK loaded from the service, against the same map without it."""
+"""Topic 8: a map that the SDK loaded from the service, against the same map without the SDK."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ MOST = 1.2
 BARE = "CalibrationMap.apply"
 LOADED = "LocalMap.apply"
 REFRESH_SECONDS = 1.0
-# a run of one contender is so many numbers, and at least so many calls
+# numbers per run of a contender, and limits of the calls per run
 NUMBERS = 400_000
 FEWEST_CALLS = 5
 MAX_CALLS = 500
@@ -50,9 +50,9 @@ def compare(url: str, n: int, k: int, rounds: int, budget: float) -> Topic:
     return Topic(
         f"apply in process, {sample.size} float32",
         [_row(found, measured[BARE], calls) for found in measured.values()],
-        [Target("a loaded map's time, in that of the bare map", share, MOST)],
-        f"a temperature map, {calls} calls in each run; the service is asked for the loaded one "
-        f"every {REFRESH_SECONDS:g} s meanwhile",
+        [Target("a loaded map's time relative to the bare map", share, MOST)],
+        f"a temperature map, {calls} calls in each run; meanwhile the loaded map polls the service "
+        f"every {REFRESH_SECONDS:g} s",
     )
 
 
@@ -82,7 +82,7 @@ def _row(found: Measured, bare: Measured, calls: int) -> Row:
 
 @contextlib.contextmanager
 def _cache() -> Iterator[None]:
-    """Cache maps in a folder of this run."""
+    """Cache maps in a temporary folder."""
     before = os.environ.get("CALIBRD_CACHE_DIR")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CALIBRD_CACHE_DIR"] = folder

@@ -28,7 +28,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def _settle_memory() -> None:
-    """Free a large block once, like any training: glibc then keeps blocks of a batch's size."""
+    """Free a large block once, like any training run: glibc then keeps blocks of a batch's size."""
     import torch
 
     torch.zeros(30 * 2**18)

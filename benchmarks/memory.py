@@ -52,7 +52,7 @@ def _measure(method: str, files: list[str]) -> dict[str, Any]:
     try:
         return json.loads(_python("-m", "benchmarks.memory_child", method, *files))
     except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {HANG_SECONDS} s"}
+        return {"error": f"no result within {HANG_SECONDS} s"}
     except subprocess.CalledProcessError as failure:
         lines = failure.stderr.strip().splitlines()
         return {"error": lines[-1] if lines else f"exit code {failure.returncode}"}

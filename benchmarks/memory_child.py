@@ -100,7 +100,7 @@ def main() -> int:
     high_water = None if mark is None else (mark - before) / size
     maxrss = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / size
     found = {
-        # ru_maxrss survives exec, so it may be the parent's: it counts only without the mark
+        # ru_maxrss survives exec, so it may be the parent's: used only without a high-water mark
         "peak": max(sampled, maxrss if high_water is None else high_water),
         "high_water": high_water,
         "sampled": sampled,

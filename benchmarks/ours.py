@@ -56,7 +56,7 @@ def ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 def evaluate(
     probabilities: np.ndarray, labels: np.ndarray, before: np.ndarray | None = None
 ) -> Any:
-    """Make the whole report, with its default of 1,000 draws."""
+    """Compute the whole report, with its default of 1,000 draws."""
     from calibrators import evaluate as report
 
     return report(probabilities, labels, before=before)

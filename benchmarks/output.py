@@ -27,7 +27,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A target: `value` is at most `limit` (or at least, if `at_least`); no value is a failure."""
+    """A target: `value` is at most `limit` (or at least, if `at_least`); None is a failure."""
 
     name: str
     value: float | None

@@ -1,7 +1,7 @@
 """Two published procedures as their papers and public code describe them, in plain torch.
 
 Both take from minutes to hours at 1,000 classes, so each runs until it is done or its time is up
-and says which share of the whole it did.
+and reports which share of the work it completed.
 """
 
 import itertools
@@ -29,9 +29,9 @@ WARM_UP = 10
 
 @dataclass(frozen=True)
 class Reached:
-    """Result of a procedure in its time: top-label confidences, and whether they are right.
+    """Result of a procedure within its time: top-label confidences, and whether they are right.
 
-    ``whole`` is how long all of it takes: measured if ``done`` is 1, else in proportion.
+    ``whole`` is the time of the full procedure: measured if ``done`` is 1, else extrapolated.
     """
 
     confidence: np.ndarray
@@ -59,12 +59,12 @@ def predicted_class(sample: Sample, budget: float) -> Reached:
 def _class_temperatures(
     sample: Sample, budget: float, scaled: Callable[[Any, Any], Any]
 ) -> Reached:
-    """Choose the best of 100 temperatures for one class after the other.
+    """Choose the best of 100 temperatures for one class after another.
 
-    Best is the lowest ECE over all samples, with all probabilities computed anew. It starts at the
-    best single temperature of the same grid, which is not timed. Sweeps over the classes go on
-    until none changes, at most 5; the whole is counted as one sweep where there is no time for it,
-    which favours it.
+    The best has the lowest ECE over all samples, with all probabilities recomputed. The search
+    starts at the best single temperature of the same grid, which is not timed. Sweeps over the
+    classes continue until none changes, at most 5; if time runs out, the full procedure is counted
+    as one sweep, which favours it.
     """
     import torch
 
@@ -94,7 +94,7 @@ def parametrized_temperature(sample: Sample, budget: float) -> Reached:
     """Train PTS (Tomani, Cremers, Buettner 2022) with Adam on the ten largest logits.
 
     Two hidden layers of 5 relu units, the absolute value as temperature, squared error between
-    confidence and correctness, logits held to +-100, 100,000 steps of 1,000 samples at 5e-5
+    confidence and correctness, logits clipped to +-100, 100,000 steps of 1,000 samples at 5e-5
     (and ten more that are not timed: the first are slow).
     """
     import torch

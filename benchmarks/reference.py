@@ -28,7 +28,7 @@ def nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
 
 
 def best_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Minimise the mean NLL by a bounded Brent search, after a coarse one on a tenth."""
+    """Minimise the mean NLL by a bounded Brent search, after a coarse one on 10 % of the rows."""
     few = slice(None, None, max(1, len(logits) // 10_000))
     coarse = _minimise(logits[few], labels[few], centre=0.0, width=8.0, tolerance=1e-4)
     return float(np.exp(_minimise(logits, labels, coarse, width=0.3, tolerance=1e-11)))

@@ -1,7 +1,7 @@
 """One adapter for every rival: each takes prepared input and returns a number.
 
-What a rival needs in another form (probabilities, float64, tensors) is prepared outside the timed
-region, which favours the rival.
+Input that a rival needs in another form (probabilities, float64, tensors) is prepared outside the
+timed region, which favours the rival.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ STRONG_WOLFE = {"lr": 1.0, "max_iter": 100, "line_search_fn": "strong_wolfe"}
 
 @dataclass(frozen=True)
 class Rival:
-    """`prepare(sample)` is not timed, `run(*prepared)` is; a recipe is copied code, no library."""
+    """`prepare(sample)` is not timed, `run(*prepared)` is; a recipe is copied code."""
 
     name: str
     prepare: Callable[[Sample], tuple[Any, ...]]
@@ -27,7 +27,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Metric:
-    """`run(probabilities, labels)`; one that measures another quantity is not `comparable`."""
+    """`run(probabilities, labels)`; a different quantity is not `comparable`."""
 
     name: str
     run: Callable[[np.ndarray, np.ndarray], float]
@@ -94,7 +94,7 @@ def sklearn(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def netcal(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Return the inverse of its `temperature`, which multiplies the logits."""
+    """Return the inverse of netcal's `temperature`, which multiplies the logits."""
     from netcal.scaling import TemperatureScaling
 
     fitted = TemperatureScaling().fit(probabilities, labels, random_state=0, tensorboard=False)

@@ -32,7 +32,7 @@ def intervals(
 ) -> list[Bounds]:
     """Return value, low and high of each metric of each side, and of the change if there are two.
 
-    Percentiles of draws that are shifted so that their mean is the estimate.
+    The bounds are percentiles of draws shifted so that their mean is the estimate.
     """
     drawn = resampled(sides, bins, draws, seed)
     if len(drawn) == 2:
@@ -43,7 +43,7 @@ def intervals(
 def resampled(
     sides: list[RowScores], bins: int, draws: int, seed: int
 ) -> list[dict[str, np.ndarray]]:
-    """Return for each side the metrics of all rows (place 0) and of each draw."""
+    """Return, for each side, the metrics of all rows (element 0) and of each draw."""
     cells = [split(side.top, bins) for side in sides]
     size = sides[0].nll.size
     sums = [_empty(draws + 1, part.count) for part in cells]

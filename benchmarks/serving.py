@@ -85,7 +85,7 @@ def _topic(rows: int, classes: int, connections: int, found: dict[str, list[floa
         targets,
         "one uvicorn process and one LitServe API server with one worker, the load from a third "
         "process; the empty POST is a Starlette route of the same app that reads the same body and "
-        "answers nothing; medians of alternated rounds, ratios are taken round by round",
+        "returns nothing; medians of alternating rounds, ratios are taken round by round",
     )
 
 
@@ -103,7 +103,7 @@ def _json(logits: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[int]:
-    """Run a server in its own process group, ended with all its children; yield its port."""
+    """Run a server in its own process group, stopped with all its children; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(

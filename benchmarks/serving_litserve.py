@@ -17,7 +17,7 @@ class Calibrate(ls.LitAPI):  # type: ignore[misc]
         """Load the map."""
         self.map = archive.load(archive.dump(MAP))
 
-    # without hints: LitServe makes them part of its HTTP interface
+    # no type hints: LitServe would make them part of its HTTP interface
     def decode_request(self, request):  # type: ignore[no-untyped-def]
         """Return the logits of a request."""
         return np.asarray(request["logits"], dtype=np.float32)

@@ -14,9 +14,9 @@ MAP = TemperatureMap(k=CLASSES, temperature=1.7)
 
 
 def serve(port: int) -> None:
-    """Return the real app with two empty routes: one reads the body, one does not.
+    """Serve the real app with two empty routes: one reads the body, one does not.
 
-    Their paths end in /predict, so that they are as quiet in the log as the real one.
+    Their paths end in /predict, so that they are logged as little as the real one.
     """
     import httpx
     import uvicorn

@@ -1,7 +1,7 @@
-"""Topic 3: a SMART fit against autograd through the softmax, and against what it replaced.
+"""Topic 3: a SMART fit against autograd through the softmax, and against the fit it replaced.
 
-Up to ``AGREES`` rows the fit takes the steps of autograd: same model, same start. More rows are
-merged first, and such a fit is judged by held-out error (`benchmarks.smart_speed`).
+Up to ``AGREES`` rows the fit takes the same steps as autograd: same model, same start. More rows
+are merged first, and such a fit is judged by held-out error (`benchmarks.smart_speed`).
 """
 
 from collections.abc import Callable, Iterable
@@ -26,12 +26,12 @@ UNJUDGED_CLASSES = 20
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
-    """Judged where every step has something to learn; shown, not judged, where there is nothing.
+    """Yield a judged table if every step has something to learn, and an unjudged one if not.
 
     At the end of a descent the objective is at its noise floor and Adam follows rounding errors: a
     change of the logits by one part in a million moved confidences by 5e-3 and the objective by a
     tenth, and two autograd fits of the same model in float32 differ as much. No agreement can be
-    asked for there.
+    required there.
     """
     for n, k in sizes:
         if n > AGREES:
@@ -76,7 +76,7 @@ def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True
         _targets(measured, reached, objective) if judged else [],
         f"our initial weights, seed {SEED}; the objective at the TS start is "
         f"{reference.soft_calibration_error(before, correct):.6f}; "
-        "differences are to autograd in float64, from which float32 has a distance of its own; "
+        "differences are from autograd in float64, from which float32 itself differs; "
         "confidences are exact softmaxes; our time includes the "
         "checks and the TS fit, autograd is given T_TS",
     )

@@ -93,7 +93,7 @@ def _gradients(weights: list[Any], inputs: Any, objective: Callable[[Any], Any])
 
 
 def _soft_binned(correct: Any, curve: Curve) -> Callable[[Any], Any]:
-    """Return the gradient of the soft-binned error in each row's log beta."""
+    """Return the gradient of the soft-binned error with respect to each row's log beta."""
     import torch
 
     points = np.linspace(0, 1, GRID + 1)[:, np.newaxis]

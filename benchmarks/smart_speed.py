@@ -26,7 +26,7 @@ LEVEL = 0.95
 
 
 def compare(n: int, k: int, rounds: int, budget: float) -> Topic:
-    """Time both on one thread, and judge both on as many unseen rows."""
+    """Time both on one thread, and judge both on the same number of unseen rows."""
     sample = data.confidently_wrong(n, k)
     held_out = data.confidently_wrong(n, k, HELD_OUT_SEED)
     contenders = [
@@ -69,11 +69,11 @@ def error_changes(n: int, k: int, budget: float) -> np.ndarray:
 
 
 def _no_worse(changes: np.ndarray) -> Target:
-    """Demand that Student's interval of the mean change does not lie above 0."""
+    """Require that Student's interval of the mean change does not lie above 0."""
     mean, error = changes.mean(), changes.std(ddof=1) / np.sqrt(len(changes))
     half = student.ppf((1 + LEVEL) / 2, len(changes) - 1) * error
     return Target(
-        "lower end of the interval of the change of the held-out ECE, in percent",
+        "lower bound of the change in held-out ECE, in percent",
         float(mean - half),
         0.0,
         note=f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] over {len(changes)} draws",

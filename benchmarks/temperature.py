@@ -1,4 +1,4 @@
-"""Topic 1: fitting a temperature, against all libraries that can."""
+"""Topic 1: fitting a temperature, against all libraries that offer it."""
 
 from collections.abc import Iterable
 from typing import Any

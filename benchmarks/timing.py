@@ -1,7 +1,7 @@
 """Alternated timing: in every round each contender runs once, so noise hits all of them alike.
 
-Not quite alike, though: OpenMP programs (torch) suffer more than others when somebody else needs a
-core, so `ForeignLoad` says how much somebody else did.
+Not quite alike, though: OpenMP programs (torch) suffer more than others when another process needs
+a core, so `ForeignLoad` reports how busy other processes were.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Contender:
 
 @dataclass
 class Measured:
-    """Seconds by round (the warm-up is round -1 and kept only if nothing else was affordable)."""
+    """Seconds by round (the warm-up is round -1 and kept only if there was no time for more)."""
 
     name: str
     seconds: dict[int, float] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Measured:
 
     @property
     def median(self) -> float | None:
-        """Median seconds; None without a run."""
+        """Median seconds; None if there was no run."""
         return statistics.median(self.seconds.values()) if self.seconds else None
 
     @property
     def fastest(self) -> float | None:
-        """Least seconds; None without a run."""
+        """Fewest seconds; None if there was no run."""
         return min(self.seconds.values(), default=None)
 
     @property
@@ -71,7 +71,7 @@ class ForeignLoad:
 
     @property
     def cores(self) -> float:
-        """Number of busy cores of others so far."""
+        """Number of cores that other processes kept busy so far."""
         wall, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return max(0.0, (busy - own) / wall)
 
@@ -101,7 +101,7 @@ def silence() -> Iterator[None]:
 def alternate(
     contenders: Sequence[Contender], rounds: int, budget: float = 60.0
 ) -> dict[str, Measured]:
-    """Warm up all contenders, then run `rounds` rounds; none exceeds `budget` seconds in all.
+    """Warm up all contenders, then run `rounds` rounds; none exceeds `budget` seconds in total.
 
     A contender that raises is kept with its error. One whose warm-up alone exceeds the budget
     is measured by that warm-up.

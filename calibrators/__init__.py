@@ -1,4 +1,4 @@
-"""The maths of calibrd: fit calibration maps, apply them with numpy alone, measure honestly.
+"""The maths behind calibrd: fit calibration maps, apply them with numpy alone, measure honestly.
 
 >>> from calibrators import CalibrationSet
 >>> from calibrators.methods.temperature import TemperatureScaling

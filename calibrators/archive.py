@@ -4,12 +4,12 @@
     32 bytes  sha256 of everything after it
     4 bytes   length of the header, little-endian
     header    JSON: method, k, kind, parameters, fit_info, library versions, arrays by name
-    arrays    little-endian, C order, one after the other by name
+    arrays    little-endian, C order, concatenated in the order of their names
 
-A map inside a map (the field ``base``) is the parameter ``base`` with a method and parameters of
-its own; its arrays are named ``base.array``. Maps are nested only once.
+A nested map (the field ``base``) is stored as the parameter ``base``, with a method and parameters
+of its own; its arrays are named ``base.array``. Maps are nested at most one level deep.
 
-The same map gives the same bytes as long as the library versions are the same.
+The same map yields the same bytes as long as the library versions are the same.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def describe(data: bytes) -> dict[str, Any]:
 
 
 def header_text(data: bytes) -> bytes:
-    """Return the unparsed bytes of the header; fewer if the archive is cut off."""
+    """Return the raw bytes of the header; fewer if the archive is truncated."""
     if len(data) < PREFIX.size:
         return b""
     length = PREFIX.unpack_from(data)[2]
@@ -84,7 +84,7 @@ def header_text(data: bytes) -> bytes:
 
 
 def _split(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the parameters and the arrays of a map, including those of the map inside it."""
+    """Return the parameters and the arrays of a map, including those of a nested map."""
     parameters: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(fitted):
@@ -113,8 +113,8 @@ def _build(
         raise ArchiveError("unknown_method", f"unknown method {method!r}")
     hints = field_hints(kind)
     if is_inside and CalibrationMap in hints.values():
-        raise ArchiveError("wrong_fields", "a map inside a map must not hold another")
-    values = {**Zeros()._asdict(), **parameters, **arrays}  # older maps lack these
+        raise ArchiveError("wrong_fields", "a nested map must not contain another map")
+    values = {**Zeros()._asdict(), **parameters, **arrays}  # older archives lack these fields
     for name, hint in hints.items():
         if hint is CalibrationMap:
             inside = {key: values.pop(key) for key in arrays if key.startswith(f"{name}.")}
@@ -136,7 +136,7 @@ def _build(
 
 
 def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> CalibrationMap:
-    """Build the map in a field of another."""
+    """Build the map nested in the field ``name`` of another map."""
     match described:
         case {"method": str() as method, "parameters": dict() as parameters, **rest} if not rest:
             return _build(method, parameters, arrays, is_inside=True)
@@ -144,14 +144,14 @@ def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> Calibr
 
 
 def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return header and array bytes of an archive after checking its hash and lengths."""
+    """Return an archive's header and array bytes after checking its hash and lengths."""
     if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
         raise ArchiveError("not_an_archive", "not a calibrd archive (bad magic bytes)")
     magic, digest, length = PREFIX.unpack_from(data)
     if magic[-1] != FORMAT:
         raise ArchiveError(
             "unknown_format",
-            f"this map has format {magic[-1]}, this library reads {FORMAT}: upgrade calibrd",
+            f"this map has format {magic[-1]}, but this library reads {FORMAT}: upgrade calibrd",
         )
     body = data[8 + 32 :]
     header = _parse(body[4 : 4 + length]) if 4 + length <= len(body) else None
@@ -160,7 +160,7 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
         extra = len(body) - expected
         raise ArchiveError("trailing_bytes", f"{extra} bytes follow the end of the map")
     if not _hash_ok(body, digest):
-        raise ArchiveError("wrong_hash", "the map's bytes do not match its sha256: it is damaged")
+        raise ArchiveError("wrong_hash", "the map is damaged: its bytes do not match its sha256")
     if header is None or expected != len(body):
         raise ArchiveError("wrong_length", "the map's header does not describe its bytes")
     return header, body[4 + length :]
@@ -171,7 +171,7 @@ def _hash_ok(body: bytes, digest: bytes) -> bool:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """Return the header, None if it is invalid: a correct hash does not prove who wrote it."""
+    """Return the header, or None if it is invalid: a matching hash does not prove its origin."""
     try:
         header = json.loads(text)
         arrays = header["arrays"]

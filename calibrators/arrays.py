@@ -45,7 +45,7 @@ def as_floats(values: ArrayLike, name: str) -> Floats:
 
 def _refuse_masked(array: NDArray[Any], name: str) -> None:
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-        raise DataError("masked", f"{name} must not be masked: drop those rows first")
+        raise DataError("masked", f"{name} must not be masked: drop the masked rows first")
 
 
 def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
@@ -75,13 +75,13 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
         least, most = int(array.min()), int(array.max())
         rule += f", got {least} to {most}"
         if (least, most) == (1, classes):
-            rule += " (labels from 1: subtract 1)"
+            rule += " (labels start at 1: subtract 1)"
     reject_rows(outside, "label_out_of_range", rule)
     return array.astype(np.int64)
 
 
 def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return whether each row was right; raise unless ``beside`` has the same shape (n,)."""
+    """Return whether each row is correct; raise unless ``beside`` has the same shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
     if beside.ndim != 1 or hits.shape != beside.shape:
         raise DataError(
@@ -95,14 +95,14 @@ def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError with the number of broken rows and the first, if there are any."""
+    """Raise a DataError with the number of broken rows and the first one, if there are any."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
 
 
 def row_maxima(logits: Floats) -> Floats:
-    """Return the largest value of every row (n,); NaN where the row has one."""
+    """Return the largest value of every row (n,); NaN if the row contains one."""
     out = np.empty(len(logits), dtype=logits.dtype)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:

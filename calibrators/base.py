@@ -1,8 +1,8 @@
 """Base classes of all methods: a recipe (Calibrator) that fits, and a map that is applied.
 
 Both are frozen dataclasses: a recipe's fields are its hyper-parameters, a map's fields are plain
-numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests all
-follow from the fields.
+numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests are
+all derived from the fields.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ ROWS_TO_JUDGE = 20
 class CalibrationMap(ABC):
     """A fitted calibration: immutable, applied with numpy alone.
 
-    ``k`` classes and the ``kind`` of input it was fitted on; other input is refused. ``fit_info``
-    is plain JSON: how the fit went, with its warnings. ``keeps_class`` says whether the predicted
-    class always keeps the largest probability; on a class of maps it is None if that depends on the
-    map. ``has_segments`` says whether it takes segments, ``has_interval`` whether it has a credible
-    band. ``floor``, ``rounding``, ``ratio`` and ``kept`` say what zeros among probabilities stand
-    for (see calibrators.rounding.Zeros): a single row cannot show it.
+    ``k`` and ``kind`` are the number of classes and the kind of input it was fitted on; other input
+    is refused. ``fit_info`` is plain JSON: how the fit went, with its warnings. ``keeps_class``
+    says whether the predicted class always keeps the largest probability; on a map class it is None
+    if that depends on the map. ``has_segments`` says whether the map takes segments,
+    ``has_interval`` whether it has a credible band. ``floor``, ``rounding``, ``ratio`` and ``kept``
+    say what zeros among probabilities stand for (see calibrators.rounding.Zeros), which cannot be
+    inferred from a single row.
     """
 
     method: ClassVar[str]
@@ -82,7 +83,8 @@ class CalibrationMap(ABC):
         ):
             raise ParameterError(
                 "bad_parameter",
-                "rounding must lie in [0, 0.5] and floor below half of it (0.5 if it is 0), "
+                "rounding must lie in [0, 0.5] and floor in (0, rounding / 2], or in [0, 0.5] if "
+                "rounding is 0, "
                 f"got rounding={self.rounding} and floor={self.floor}",
             )
         if not (0 <= self.ratio <= 1 and 0 <= self.kept < self.k) or bool(self.ratio) != bool(
@@ -90,7 +92,7 @@ class CalibrationMap(ABC):
         ):
             raise ParameterError(
                 "bad_parameter",
-                "ratio must lie in [0, 1] and kept below k, and both are 0 or neither, "
+                "ratio must lie in [0, 1], kept must be below k, and both or neither must be 0, "
                 f"got ratio={self.ratio} and kept={self.kept}",
             )
         if not 2 <= self.k < 2**31:
@@ -103,8 +105,8 @@ class CalibrationMap(ABC):
         """Return calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        returns (n, 2). ``segments`` (n,) name the segment of each row, for a map that has them.
-        Warns if logits of many rows look like probabilities.
+        returns (n, 2). ``segments`` (n,) names the segment of each row, for a map with segments.
+        Warns if 20 or more rows of logits all look like probabilities.
         """
         logits = self._logits_of(values)
         if self.kind == "logits" and len(logits) >= ROWS_TO_JUDGE:
@@ -134,9 +136,9 @@ class CalibrationMap(ABC):
     def interval(self, values: ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
 
-        The probability that the predicted class is right lies between them with the posterior
-        probability ``level``, as far as the fit rows can tell and if new rows are like them. Only
-        maps with ``has_interval`` have one.
+        The probability that the predicted class is correct lies between them with posterior
+        probability ``level``, given the fit rows and provided that new rows are like them. Only
+        maps with ``has_interval`` have a band.
         """
         self._check_interval(level)
         return self._interval(self._logits_of(values), level)
@@ -146,7 +148,7 @@ class CalibrationMap(ABC):
             raise DataError(
                 "no_interval",
                 f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
-                "'auto', which uses it from 20 rows on",
+                "'auto', which uses 'additive' for 20 rows or more",
             )
         check_level(level)
 
@@ -169,19 +171,19 @@ class CalibrationMap(ABC):
         return 0
 
     def segment_scales(self, names: ArrayLike) -> Floats:
-        """Return the factors of the calibrated logits in the named segments, (n,)."""
+        """Return the factor of the calibrated logits in each of the named segments, (n,)."""
         return self._segment_scales(Segments.of(names, most=None))
 
     def with_info(self, **info: Any) -> Self:
-        """Return the same map with more in its ``fit_info``."""
+        """Return the same map with ``info`` added to its ``fit_info``."""
         return replace(self, fit_info={**self.fit_info, **info})
 
     @property
     def made_by(self) -> frozenset[str]:
-        """The methods whose fit may yield this map: its own, one that chose it or fell back to it.
+        """The methods whose fit may yield this map: its own, and one that chose or fell back to it.
 
-        Only temperature scaling serves as a fallback. ``fit_info`` of a foreign map may hold
-        anything.
+        Only temperature scaling serves as a fallback. The ``fit_info`` of a map from elsewhere may
+        contain anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]
         match self.fit_info.get("fallback"):
@@ -190,7 +192,7 @@ class CalibrationMap(ABC):
         return frozenset(name for name in names if isinstance(name, str))
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return a note in ASCII on rows of segments unknown to this map, None without any."""
+        """Return an ASCII note on rows in segments unknown to this map; None if there are none."""
         return None
 
     def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
@@ -207,7 +209,7 @@ class CalibrationMap(ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """What zeros among probabilities are replaced by."""
+        """The values that replace zeros among probabilities."""
         return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
@@ -219,7 +221,7 @@ class CalibrationMap(ABC):
         if rows.shape[1] != self.k:
             got = f"{rows.shape[1]} columns"
             if np.ndim(values) == 1:
-                got = f"a list of {len(rows)} numbers: one row is [[...]]"
+                got = f"a list of {len(rows)} numbers: write a single row as [[...]]"
             raise DataError("wrong_classes", f"this map was fitted on {self.k} classes, got {got}")
 
     def _logits_of_set(self, data: CalibrationSet) -> Floats:
@@ -235,7 +237,7 @@ class CalibrationMap(ABC):
 
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
-        """Return calibrated logits of logits (n, k) whose shape was checked."""
+        """Return the calibrated logits of ``logits`` (n, k), whose shape has been checked."""
 
     def _apply(self, logits: Floats) -> Floats:
         return self._softmax(self._transform(logits))
@@ -254,8 +256,8 @@ class CalibrationMap(ABC):
         """Return the factor of each row's calibrated logits in its segment, (n,)."""
         raise DataError(
             "no_segments",
-            f"this map of the method {self.method!r} has no segments: send none, or fit "
-            "the method 'segmented'",
+            f"this map of the method {self.method!r} has no segments: leave them out, or "
+            "fit the method 'segmented'",
         )
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
@@ -329,8 +331,9 @@ class Calibrator(ABC):
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory of a fit on n rows of k classes, in bytes.
 
-        In addition to the data: ``copies`` of them as float64, and ``numbers_a_row``. Measured, and
-        right to a factor of 2 above 50 MB.
+        The data itself is not included: the estimate is ``copies`` of it as float64 plus
+        ``numbers_a_row`` numbers per row. It was measured to be correct to within a factor of 2
+        above 50 MB.
         """
         return int(8 * (self.copies * n * k + self.numbers_a_row * n)) + scratch_bytes()
 
@@ -345,8 +348,8 @@ class Calibrator(ABC):
         """Fit on ``data``; the same data and recipe give the same map (on a GPU, up to rounding).
 
         ``device`` is where fits that use torch run: "cpu", "cuda", "cuda:1". ``progress(step,
-        total, loss)`` is called during the fit; once ``cancel()`` returns True it stops with
-        FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
+        total, loss)`` is called during the fit; once ``cancel()`` returns True, the fit stops
+        with FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
         """
         context = FitContext(device, progress, cancel)
         fitted = self.fit_in(data, context)
@@ -359,18 +362,18 @@ class Calibrator(ABC):
             raise FitError(
                 "not_a_calibration_set",
                 f"fit takes a CalibrationSet, got {type(data).__name__}: "
-                "make one with CalibrationSet(logits, labels)",
+                "create one with CalibrationSet(logits, labels)",
             )
         if self.method_needing_segments and data.segments is None:
             raise FitError(
                 "missing_segments",
                 f"the method {self.method_needing_segments!r} needs the segment of each row: "
-                "make the set with CalibrationSet(logits, labels, segments)",
+                "create the set with CalibrationSet(logits, labels, segments)",
             )
         fitted = replace(self._fit(data, context), **data.zeros._asdict())
         info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}
         if data.clipped is not None:
-            # the caller was warned when the set was made
+            # the caller was warned when the set was created
             warning = {"code": ClippedProbabilities.code, "message": str(data.clipped)}
             info["warnings"] = [warning, *info["warnings"]]
             info["clipped"] = {

@@ -1,7 +1,7 @@
 """Estimation, from the labels, of what zeros stand for in lists cut to their top classes.
 
-Services often return the five most probable of many classes, divided by their sum. What was cut off
-is not in the list, but the labels show how often it is right.
+Services often return the five most probable of many classes, divided by their sum. The classes that
+were cut off are not in the list, but the labels show how often one of them is correct.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ ITERATIONS = 50
 # evenly spaced rows with this many numbers in total are enough
 MAX_NUMBERS = 1 << 19
 MIN_GAIN = 3.0
-# for rounded lists, the least share of rows with all kept values positive
+# for rounded lists, the minimum share of rows with all kept values positive
 MIN_FULL = 0.1
 RATIOS = (1e-12, 0.9)
 
 
 def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
-    """Return ``zeros`` with ``ratio`` and ``kept`` if the rows (n, k) are cut lists.
+    """Return ``zeros`` with ``ratio`` and ``kept`` set if the rows (n, k) are cut lists.
 
-    They are if every row has zeros, and the labels are more likely when a zero is ``ratio`` times
-    the smallest positive value of its row than when it is what ``zeros`` says: by a factor of
-    ``e^3`` at least, each at its best temperature.
+    They are if every row has zeros, and the labels are at least ``e^3`` times as likely when a zero
+    is ``ratio`` times the smallest positive value of its row as when it is the value given by
+    ``zeros``, each at its best temperature.
     """
     n, k = probabilities.shape
     if not (probabilities[np.arange(n), labels] <= 0).any():
@@ -51,10 +51,10 @@ def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
 
 
 class _Tails:
-    """Likelihood of labels under ``p^beta``, where the zeros of a row are one outcome.
+    """Likelihood of labels under ``p^beta``, where all zeros of a row form one outcome.
 
-    A zero counts as ``z^beta e^gamma``, with z what ``zeros`` says. The log likelihood is concave
-    in beta, which is 1 / temperature, and gamma.
+    A zero counts as ``z^beta e^gamma``, where z is the value given by ``zeros``. The log likelihood
+    is concave in beta, which is 1 / temperature, and gamma.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class _Tails:
         self._values, self._counts, self._label_values, self._is_cut = whole
 
     def fit(self, free: int) -> tuple[float, float, float]:
-        """Return beta, gamma (0 if only one is ``free``) and the negative log likelihood."""
+        """Return beta, gamma (0 if ``free`` is 1) and the negative log likelihood."""
         point = np.array([1.0, 0.0])
         value, gradient, hessian = self._derivatives(point)
         for _ in range(ITERATIONS):
@@ -114,11 +114,11 @@ class _Tails:
 
 
 def _outcomes(zeros: Zeros, rows: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
-    """Return the possible outcomes of each row, and which of them its label is.
+    """Return the possible outcomes of each row, and which of them is its label.
 
-    These are the logarithms of its ``kept`` largest values and of its zeros (n, kept + 1), relative
-    to the largest; how many classes have each (n, kept + 1); the logarithm of the label's value
-    (n,); and whether that is a zero (n,).
+    The arrays are the logarithms of the ``kept`` largest values and of the zeros (n, kept + 1),
+    relative to the largest; how many classes have each value (n, kept + 1); the logarithm of the
+    label's value (n,); and whether that value is a zero (n,).
     """
     index, k = np.arange(len(rows)), rows.shape[1]
     is_zero = rows <= 0

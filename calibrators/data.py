@@ -31,13 +31,13 @@ EXACT = Zeros()
 
 
 class Source(NamedTuple):
-    """The probabilities that a set was made from, not copied: some rows of an array, or all."""
+    """The probabilities that a set was built from, not copied: some or all rows of an array."""
 
     array: Floats
     rows: NDArray[np.intp] | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Source:
-        """Return the source of some of the rows."""
+        """Return the source restricted to ``rows``."""
         return Source(self.array, rows if self.rows is None else self.rows[rows])
 
     def probabilities(self) -> Floats:
@@ -48,8 +48,8 @@ class Source(NamedTuple):
 class Clipped(NamedTuple):
     """How probabilities were changed before their logarithms were taken.
 
-    ``raised`` zeros were raised, ``normalised`` rows did not sum to 1; ``zeros`` says what a zero
-    stands for.
+    ``raised`` is the number of zeros raised, ``normalised`` the number of rows that did not sum to
+    1; ``zeros`` says what a zero stands for.
     """
 
     raised: int
@@ -63,15 +63,15 @@ class Clipped(NamedTuple):
         if self.normalised:
             parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
         if self.zeros.rounding:
-            parts.append(f"the probabilities are taken as rounded to {self.zeros.rounding:g}")
+            parts.append(f"the probabilities are taken to be rounded to {self.zeros.rounding:g}")
         if self.zeros.ratio:
             kept = self.zeros.kept
-            parts.append(f"the rows are taken as lists of at most {kept} classes, the others cut")
+            parts.append(f"the rows are taken to be lists cut to at most {kept} classes")
         return ", ".join(parts)
 
     def _level(self) -> str:
         if self.zeros.ratio:
-            return f"{self.zeros.ratio:.2g} of the smallest positive value of their row"
+            return f"{self.zeros.ratio:.2g} times the smallest positive value of their row"
         return f"about {self.zeros.floor:.2g}"
 
 
@@ -83,7 +83,7 @@ class CalibrationSet:
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
     :meth:`from_probabilities` for probabilities; the kind is never guessed. ``-inf``
     logits are legal except on a label. The logits are shared, not copied, and never modified.
-    ``segments`` (n,), if given, name the segment each row belongs to.
+    ``segments`` (n,), if given, names the segment that each row belongs to.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -119,16 +119,16 @@ class CalibrationSet:
         rounding: float | None = None,
         warn: bool = True,
     ) -> CalibrationSet:
-        """Make a set from probabilities: rows that sum to 1, or (n,) / (n, 1) for class 1.
+        """Create a set from probabilities: rows that sum to 1, or (n,) / (n, 1) for class 1.
 
         Their logarithms serve as logits. ``rounding`` is the step that they were rounded to, such
-        as 0.01, or 0 if they were not; None detects whether all are multiples of a decimal step. A
-        zero among rounded probabilities stands for a value below half a step, see
-        :class:`calibrators.rounding.Zeros`; such rows need to sum to 1 only up to rounding, and are
-        normalised. Zeros of lists that were cut to their top classes and divided by their sum are
-        recognised by the labels, see :func:`calibrators.cut_lists.find_cut`. Other zeros are raised
-        to half of the smallest positive value. All are counted in ``clipped`` and, if ``warn``, in
-        a ClippedProbabilities warning.
+        as 0.01, or 0 if they were not rounded; with None, the step is detected if all are multiples
+        of a decimal step. A zero among rounded probabilities stands for a value below half a step,
+        see :class:`calibrators.rounding.Zeros`; such rows need to sum to 1 only up to rounding, and
+        are normalised. Zeros of lists that were cut to their top classes and divided by their sum
+        are recognised from the labels, see :func:`calibrators.cut_lists.find_cut`. Other zeros are
+        raised to half of the smallest positive value. All changes are counted in ``clipped`` and,
+        if ``warn`` is True, in a ClippedProbabilities warning.
 
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
@@ -202,7 +202,7 @@ class CalibrationSet:
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
     def with_segments(self, segments: ArrayLike) -> CalibrationSet:
-        """Return the same rows, each in its named segment."""
+        """Return the same rows with ``segments`` as their segments."""
         new = CalibrationSet.__new__(CalibrationSet)
         named = Segments.of(segments, rows=self.n)
         new._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
@@ -251,7 +251,7 @@ class CalibrationSet:
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def folds(self, count: int, *, seed: int = 0) -> NDArray[np.intp]:
-        """Return the fold 0..count-1 of every row, stratified by label, of sizes equal within 1."""
+        """Return each row's fold, 0..count-1, stratified by label; sizes differ by at most 1."""
         if not isinstance(count, int) or not 2 <= count <= self.n:
             raise DataError(
                 "too_few_rows", f"count must lie between 2 and the {self.n} rows, got {count}"
@@ -259,9 +259,9 @@ class CalibrationSet:
         return self._stratified_places(seed) % count
 
     def _stratified_places(self, seed: int) -> NDArray[np.intp]:
-        """Return a number 0..n-1 for every row: classes in turn, shuffled within each.
+        """Return a position 0..n-1 for every row: class by class, shuffled within each class.
 
-        Classes are ordered by their first shuffled row, so their numbers do not matter.
+        Classes are ordered by their first shuffled row, so class numbers do not matter.
         """
         shuffled = np.random.default_rng(seed).permutation(self.n)
         _, first, code = np.unique(self.labels[shuffled], return_index=True, return_inverse=True)
@@ -293,7 +293,7 @@ def two_columns(probabilities: ArrayLike) -> Floats:
 
 
 def check_probabilities(values: ArrayLike, labels: ArrayLike, rounding: float) -> None:
-    """Raise what ``from_probabilities`` raises for these rows, labels and ``rounding``."""
+    """Raise any error that ``from_probabilities`` raises for the same arguments."""
     _check_probabilities(two_columns(values), labels, rounding)
 
 
@@ -310,7 +310,7 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
     off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
     rule = "the probabilities of a row must sum to 1"
     if k > 2:
-        rule += "; if it has its top classes only, divide what is missing among its zeros"
+        rule += "; if a row has only its top classes, spread the missing probability over its zeros"
     reject_rows(off > zeros.sum_tolerance(k, SUM_TOLERANCE), "rows_do_not_sum_to_one", rule)
     return np.asarray(off)
 
@@ -326,7 +326,7 @@ def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
 
 def _filled_logs(array: Floats, zeros: Zeros, off: Floats) -> tuple[Floats, Clipped]:
     logs, raised = np.empty_like(array), 0
-    for rows in row_blocks(*array.shape):  # a copy of all rows would take much memory
+    for rows in row_blocks(*array.shape):  # a copy of all rows would take too much memory
         filled, here = zeros.filled(array[rows])
         np.log(np.minimum(filled, 1), out=logs[rows])
         raised += here
@@ -353,7 +353,7 @@ def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
     warnings.warn(
         f"every row of logits lies in [0, 1] and {rule}: if these are probabilities, "
         'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
-        "of a file 'probabilities'",
+        "in the file 'probabilities'",
         LooksLikeProbabilities,
         stacklevel=stacklevel,
     )

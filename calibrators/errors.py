@@ -1,7 +1,7 @@
 """Errors and warnings of this package.
 
 CalibrationError
-├── DataError          (ValueError)  the input breaks a rule: which, how many rows, the first one
+├── DataError          (ValueError)  the input breaks a rule; gives the number of rows and the first
 ├── ParameterError     (ValueError)  a recipe's field breaks its constraint
 ├── FitError                         a fit is not possible
 │   └── FitCancelled                 the caller cancelled it
@@ -15,10 +15,10 @@ CalibrationWarning     (UserWarning)
 ├── BoundarySolution                 the best temperature lies at or beyond the stated bound
 ├── FlatLogits                       the logits do not distinguish the classes
 ├── FellBack                         a method returned the map of temperature scaling instead
-├── NotConverged                     a fit ended with a worse objective, or short of its tolerance
+├── NotConverged                     a fit ended with a worse objective, or above its tolerance
 ├── SmallSample                      too few rows for the requested method
 ├── OutOfTime                        a search ended at its time budget, with candidates left out
-└── UnknownSegments                  rows of segments that a map does not know
+└── UnknownSegments                  rows in segments unknown to a map
 
 Every error and every warning has a stable ``code`` for programs and a message for people.
 """
@@ -34,7 +34,7 @@ LONGEST_SHOWN = 80
 
 
 def shown(text: str) -> str:
-    """Return a caller's text in quotes for a message, cut if it is long.
+    """Return a caller's string in quotes for a message, truncated if it is long.
 
     >>> shown("temprature"), len(shown("x" * 1000))
     ("'temprature'", 85)
@@ -43,7 +43,7 @@ def shown(text: str) -> str:
 
 
 class CalibrationError(Exception):
-    """Base of all errors of this package; long messages are cut."""
+    """Base class of all errors of this package; long messages are truncated."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message[:LONGEST_MESSAGE])
@@ -56,7 +56,7 @@ class CalibrationError(Exception):
 
 
 class DataError(CalibrationError, ValueError):
-    """The input breaks a ``rule``: ``rows`` break it and ``first`` is the first of them."""
+    """The input breaks a ``rule``: in ``rows`` rows, of which ``first`` is the first."""
 
     def __init__(
         self, code: str, message: str, *, rows: int | None = None, first: int | None = None
@@ -106,7 +106,7 @@ class ExportError(CalibrationError):
 
 
 class CalibrationWarning(UserWarning):
-    """Base of all warnings of this package."""
+    """Base class of all warnings of this package."""
 
     code: ClassVar[str] = "warning"
 
@@ -142,7 +142,7 @@ class FellBack(CalibrationWarning):
 
 
 class NotConverged(CalibrationWarning):
-    """A fit ended with a worse objective than it began with, or short of its tolerance."""
+    """A fit ended with a worse objective than it began with, or above its tolerance."""
 
     code = "not_converged"
 
@@ -160,6 +160,6 @@ class OutOfTime(CalibrationWarning):
 
 
 class UnknownSegments(CalibrationWarning):
-    """Rows of segments unknown to a map: they are calibrated like all rows together."""
+    """Rows in segments unknown to a map: they get the calibration for all rows."""
 
     code = "unknown_segments"

@@ -1,4 +1,4 @@
-"""Methods by name, found by scanning ``calibrators/methods``: adding one is adding a file."""
+"""Methods by name, found by scanning ``calibrators/methods``: to add a method, add a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrators.errors import LONGEST_SHOWN, ParameterError, shown
 from calibrators.scan import classes_of
 
 DEFAULT_METHOD = "auto"
-"""The method fitted when none is named, by SDK, command line, scikit-learn and service."""
+"""The method that SDK, command line, scikit-learn and service fit if none is named."""
 
 
 @cache
@@ -46,7 +46,7 @@ def keeps_class(method: str) -> bool | None:
 
 
 def get_method(name: str) -> type[Calibrator]:
-    """Return the recipe class of a method; raise an error that lists the known ones if unknown.
+    """Return the recipe class of a method; if it is unknown, raise an error with suggestions.
 
     >>> get_method("temprature")
     Traceback (most recent call last):
@@ -60,7 +60,7 @@ def get_method(name: str) -> type[Calibrator]:
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
-    """Make the recipe of a method from its name and parameters, as given to service and SDK.
+    """Build the recipe of a method from its name and parameters, as passed to service and SDK.
 
     ``seed`` becomes the recipe's own seed, if it has one that the parameters do not set; lists
     become tuples.
@@ -82,13 +82,13 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
     values = {name: _frozen(value) for name, value in params.items()}
     if "seed" in known and values.setdefault("seed", seed) != seed and seed != 0:
         raise ParameterError(
-            "two_seeds", "the seed among the parameters differs from the fit's: give it once"
+            "two_seeds", "the seed in the parameters differs from that of the fit: pass it once"
         )
     return recipe(**values)
 
 
 def _hint(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return a suggestion; long names are not compared, as that takes time."""
+    """Return a suggestion; long names are not compared, as that would be slow."""
     close = [] if len(name) > LONGEST_SHOWN else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrators.numerics.parallel import Floats, row_blocks
 
-# a float type, and the most decimals at which rounding of its values can be detected
+# float types, each with the maximum number of decimals at which rounding can be detected
 TYPES: tuple[tuple[Any, int], ...] = ((np.float16, 2), (np.float32, 6), (np.float64, 12))
 FIRST_LOOK = 256
 LARGEST_STEP = 0.25
@@ -17,7 +17,7 @@ MIN_VALUES = 30
 MIN_SHARE = 0.1
 # in steps: the mean of values below half a step is lower than this
 HIGHEST_FLOOR = 0.45
-# the least value of a zero, the same for all types, so that equal numbers get equal results
+# smallest value of a zero; the same for all types, so that equal numbers get equal results
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -25,10 +25,10 @@ class Zeros(NamedTuple):
     """The value that a probability of exactly 0 is replaced by.
 
     ``floor`` is its mean. ``rounding`` is the step that probabilities were rounded to, 0 if they
-    were not. A zero was then any value below half of that step; its distribution is taken as
-    proportional to ``p^a`` up to there, with the ``a`` that has this mean. ``ratio`` is above 0
-    for lists cut to their ``kept`` largest values: a zero is then ``ratio`` times the smallest
-    value that its row kept (see :mod:`calibrators.cut_lists`).
+    were not rounded. If they were, a zero was any value below half of that step; its cumulative
+    distribution is taken to be proportional to ``p^a`` there, with the ``a`` that yields this mean.
+    ``ratio`` is above 0 for lists cut to their ``kept`` largest values: a zero is then ``ratio``
+    times the smallest value kept in its row (see :mod:`calibrators.cut_lists`).
     """
 
     floor: float = 0.0
@@ -40,11 +40,11 @@ class Zeros(NamedTuple):
     def of(cls, probabilities: Floats, rounding: float) -> Zeros:
         """Estimate what zeros stand for in probabilities (n, k); ``rounding`` is 0 for exact ones.
 
-        Rounded: ``a`` follows from how many values are 0 and how many are one step, since the
-        share of values below half a step among those below one and a half is ``3^-a``. Two values
-        at one step and one zero are added, so that ``a`` is 1 where there is no data. With many
-        classes that is too low: the mean is at least what the rows leave to their zeros. Exact:
-        half of the smallest positive value.
+        For rounded values, ``a`` follows from how many values are 0 and how many are one step,
+        since the share of values below half a step among those below one and a half steps is
+        ``3^-a``. Two values at one step and one zero are added, so that ``a`` is 1 without data.
+        With many classes the resulting mean is too low, so it is at least what the rows leave to
+        their zeros. For exact values, the mean is half of the smallest positive value.
         """
         if rounding == 0:
             return cls(max(_smallest_positive(probabilities) / 2, TINY))
@@ -60,7 +60,7 @@ class Zeros(NamedTuple):
         return cls(min(mean, HIGHEST_FLOOR * rounding), rounding)
 
     def sum_tolerance(self, k: int, least: float) -> float:
-        """Return how far from 1 the sum of ``k`` classes may be; ``least`` for exact ones.
+        """Return how far from 1 the sum of ``k`` classes may be; ``least`` for exact values.
 
         Sums of rounded values differ from 1 by whole steps, and by less than half a step per class.
         """
@@ -69,10 +69,10 @@ class Zeros(NamedTuple):
     def restored(self, rows: Floats, is_zero: Floats) -> Floats:
         """Return rows (n, k) with zeros replaced by what they stand for, in float64.
 
-        Rounded entries have errors of variance ``step^2 / 12`` each, zeros a prior mean and
-        variance (half of which is common to a row: confident rows have small zeros), and all of a
-        row sum to 1: an entry becomes its mean given that, clipped to what rounds to it. No zero
-        stands for more than half of the row's smallest positive value.
+        Rounded entries have errors of variance ``step^2 / 12`` each, zeros have a prior mean and
+        variance (half of the variance is common to a row: confident rows have small zeros), and a
+        row sums to 1. Each entry becomes its mean given that sum, clipped to the values that round
+        to it. No zero stands for more than half of the row's smallest positive value.
         """
         values = rows.astype(np.float64)
         smallest = np.where(is_zero, 1, values).min(axis=1, keepdims=True)
@@ -104,12 +104,12 @@ class Zeros(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance of what a zero of rounded probabilities stands for."""
+        """The variance of the value that a zero among rounded probabilities stands for."""
         share = 2 * self.floor / self.rounding
         return (self.rounding / 2) ** 2 * share * (1 - share) ** 2 / (2 - share)
 
     def filled(self, probabilities: Floats) -> tuple[Floats, int]:
-        """Return probabilities (n, k) as they may have been before rounding, and their zeros.
+        """Return estimates of the unrounded probabilities (n, k), and the number of zeros.
 
         Rows without zeros that sum to 1 are left as they are.
         """
@@ -189,7 +189,7 @@ class _Decimals:
         while self.fits:
             scaled = wide * 10.0**self.digits
             whole = np.rint(scaled)
-            # absolute: 1 - 0.93 is as imprecise as 1; no value may be rounded to 0
+            # an absolute tolerance: 1 - 0.93 is as imprecise as 1; no value may be rounded to 0
             near = np.abs(scaled - whole) <= 1.5 * precision * 10.0**self.digits
             if (near & (whole > 0)).all():
                 odd = np.unique(whole[np.fmod(whole, self.divisor) != 0]).astype(np.int64)
@@ -212,8 +212,8 @@ def step_of(probabilities: Floats) -> float:
 def _before_rounding(values: Floats, step: float) -> Floats:
     """Return the mean of the numbers that round to each value, in float64.
 
-    Small numbers are more frequent: with a density of ``1 / p`` it is ``v - step^2 / (12 v)`` to
-    the second order.
+    Small numbers are more frequent: with a density of ``1 / p`` the mean is
+    ``v - step^2 / (12 v)`` to second order.
     """
     wide = values.astype(np.float64)
     return np.maximum(wide - step**2 / 12 / np.maximum(wide, step / 2), wide / 2)

@@ -1,4 +1,4 @@
-"""Discovery of what the modules of a package define: adding a file adds a member."""
+"""Discovery of what the modules of a package define: to add a member, add a file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def classes_of(package: ModuleType, parent: type[Parent]) -> list[type[Parent]]:
 
 
 def instances_of(package: ModuleType, kind: type[Parent]) -> list[Parent]:
-    """Return the instances of ``kind`` among the names of the modules of a package, each once."""
+    """Return the distinct instances of ``kind`` among the globals of a package's modules."""
     found = {
         id(member): member
         for module in modules_of(package)

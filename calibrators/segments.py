@@ -17,7 +17,7 @@ LONGEST_NAME = 200
 BLOCK_BYTES = 1 << 20
 BLOCK_CELLS = 1 << 12
 SHOWN_NAME = 60
-NO_VALUES = ("NAType", "NaTType")  # types of pandas, by name so that it is not imported
+NO_VALUES = ("NAType", "NaTType")  # pandas types, by name so that pandas is not imported
 NAME_RULE = f"a segment's name must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
@@ -41,9 +41,9 @@ class Segments:
         rows: int | None = None,
         most: int | None = MAX_SEGMENTS,
     ) -> Segments:
-        """Make checked segments (n,) from names, or from integers, named by their digits.
+        """Build checked segments (n,) from names, or from integers, named by their digits.
 
-        ``most`` is the limit of names; None, as for applying a map, allows any number.
+        ``most`` is the maximum number of names; None, as when a map is applied, sets no limit.
         """
         array = values.codes if isinstance(values, Segments) else _as_column(values)
         if rows is not None:
@@ -70,7 +70,7 @@ class Segments:
 
     @property
     def counts(self) -> NDArray[np.intp]:
-        """Rows of each segment, in the order of ``names``."""
+        """Number of rows in each segment, in the order of ``names``."""
         return np.bincount(self.codes, minlength=len(self.names))
 
     def rows(self, place: int) -> NDArray[np.intp]:
@@ -78,13 +78,13 @@ class Segments:
         return np.flatnonzero(self.codes == place)
 
     def take(self, rows: NDArray[np.intp]) -> Segments:
-        """Return the segments of the chosen rows, without the names that none of them has."""
+        """Return the segments of the chosen rows, without names that do not occur in them."""
         used, codes = np.unique(self.codes[rows], return_inverse=True)
         return Segments._unchecked(tuple(self.names[place] for place in used), codes)
 
 
 class SegmentCoder:
-    """Segments of many rows, added block by block: each name is stored once, each row a number.
+    """Segments of many rows, added block by block: each name is stored once, each row as a number.
 
     >>> coder = SegmentCoder()
     >>> coder.add(np.array(["web", "app"]))
@@ -121,7 +121,7 @@ class SegmentCoder:
         return Segments._unchecked(tuple(names), codes)
 
     def _refuse(self, names: list[str]) -> None:
-        """Raise if there are any of these invalid names; the rows of all of them count."""
+        """Raise if there are any invalid ``names``; the error counts the rows of all of them."""
         if names:
             broken = np.isin(
                 np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]
@@ -140,11 +140,11 @@ class SegmentCoder:
 def check_length(segments: int, rows: int) -> None:
     """Raise unless there are as many segments as rows."""
     if segments != rows:
-        raise DataError("segments_length", f"there are {rows} rows but segments have {segments}")
+        raise DataError("segments_length", f"there are {rows} rows but {segments} segments")
 
 
 def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | type[int]:
-    """Return whether all cells are text or all are integers; raise if neither.
+    """Return str if all cells are strings, int if all are integers; raise if neither.
 
     >>> check_cells(["web", "app"]), check_cells([3, 12])
     (<class 'str'>, <class 'int'>)
@@ -158,7 +158,7 @@ def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | typ
         return str
     if whole == kinds:
         return int
-    rule = f"{name} must be text, or all integers"
+    rule = f"{name} must be all strings or all integers"
     wrong = np.array([_is_missing(one) for one in cells], dtype=bool)
     others = {type(one) for one, is_missing in zip(cells, wrong, strict=True) if not is_missing}
     if wrong.any() and (others <= texts or others <= whole):
@@ -183,7 +183,7 @@ def _is_missing(cell: Any) -> bool:
 def _as_column(values: ArrayLike) -> NDArray[Any]:
     """Return names or integers as a column (n,)."""
     try:
-        # numpy would convert a mixed list to text
+        # numpy would convert a mixed list to strings
         array = np.asanyarray(values, None if hasattr(values, "__array__") else object)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("bad_segments", f"segments cannot be read as an array: {error}") from error
@@ -197,16 +197,16 @@ def _as_column(values: ArrayLike) -> NDArray[Any]:
     if array.dtype.kind == "T":
         return array.astype(object)
     if array.dtype.kind not in "OUiu":
-        raise DataError("bad_segments", f"segments must be text or integers, got {array.dtype}")
+        raise DataError("bad_segments", f"segments must be strings or integers, got {array.dtype}")
     return array
 
 
 def _numbered_cells(
     cells: list[Any], most: int | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the distinct names of Python objects in order, and the index of each row's."""
+    """Return the sorted distinct names of Python objects, and the index of each row's name."""
     if check_cells(cells) is str:
-        # numpy's text would drop a NUL at the end, and an enum's str() is not its text
+        # numpy strings would drop a trailing NUL, and an enum member's str() is not its value
         cells = [str.__str__(one) for one in cells]
     distinct = set(cells)
     _check_count(len(distinct), most)
@@ -218,7 +218,7 @@ def _numbered_cells(
 
 
 def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the distinct names of numpy text or integers in order, and the index of each row's.
+    """Return the sorted distinct names of numpy strings or integers, and each row's index.
 
     Only distinct values become Python strings, and only a block of rows is sorted at a time.
     """
@@ -228,7 +228,7 @@ def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], N
         distinct = np.union1d(distinct, array[start : start + step])
         _check_count(len(distinct), most)
     names = np.array([str(one) for one in distinct.tolist()], dtype=object)
-    order = np.argsort(names)  # integers are in the order of their digits
+    order = np.argsort(names)  # integers are sorted as strings
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     codes = np.empty(len(array), np.int64)
@@ -242,7 +242,7 @@ def _check_count(count: int, most: int | None) -> None:
     if most is not None and count > most:
         raise DataError(
             "too_many_segments",
-            f"there may be at most {most} segments, got at least {count}: "
+            f"at most {most} segments are allowed, got at least {count}: "
             "is this a column of identifiers?",
         )
 
@@ -253,7 +253,7 @@ def is_name(name: str) -> bool:
 
 
 def name_rule(name: str) -> str:
-    r"""Return the rule for names of segments, and the name that breaks it.
+    r"""Return the rule for segment names, and the name that breaks it.
 
     >>> name_rule("web\n").partition(", got ")[2]
     "'web\\n'"

@@ -35,7 +35,7 @@ __all__ = [
 
 __version__ = metadata.version("calibrd")
 
-# loaded on first use: some need packages of an extra
+# imported on first use: some need an optional extra
 LAZY = ("batch", "errors", "sklearn", "torch", "training")
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load a submodule; ModuleNotFoundError names a missing extra."""
+        """Import a submodule; ModuleNotFoundError names a missing extra."""
         if name in LAZY:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,7 +43,7 @@ PREDICTIONS = ("prediction", "confidence")
 class Applied(NamedTuple):
     """The result of ``apply_file``.
 
-    ``in_segments`` is how many rows are in a segment of the map, None if it has no segments.
+    ``in_segments`` is the number of rows in a segment of the map; None if it has no segments.
     """
 
     target: Path
@@ -54,13 +54,13 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchApply:
-    """A callable that adds calibrated probabilities to a batch: columns by name, as numpy arrays.
+    """Callable that adds calibrated probabilities to a batch, a dict of numpy arrays by column.
 
     This is the batch format of Ray Data's ``map_batches(..., batch_format="numpy")``. ``columns``
     names one column of lists or several columns of numbers; the default is ``logits``, or
-    ``probabilities`` for a map fitted on those. ``segments`` is the column with the segment of each
-    row, for a map that has segments. The result is the column ``output``, or with
-    ``one_column_each`` the columns ``probabilities_0`` and so on; ``predictions`` adds the columns
+    ``probabilities`` for a map fitted on probabilities. ``segments`` is the column with the segment
+    of each row, for a map that has segments. The result is the column ``output`` or, with
+    ``one_column_each``, columns such as ``probabilities_0``; ``predictions`` adds the columns
     ``prediction`` and ``confidence``. Existing columns are never replaced.
     """
 
@@ -78,11 +78,11 @@ class BatchApply:
         if self.predictions and self.output in PREDICTIONS and not self.one_column_each:
             raise DataError(
                 "name_taken",
-                f"the predictions take the name {self.output!r}: choose another output",
+                f"the name {self.output!r} is reserved for predictions: choose another output",
             )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the batch with the probabilities of its rows."""
+        """Return the batch with the new columns added."""
         columns = self.columns or current_map(self.fitted).kind
         if isinstance(columns, str):
             values = as_array(batch[columns], columns)
@@ -94,12 +94,12 @@ class BatchApply:
         return {**batch, **added}
 
     def probabilities(self, values: Array, segments: Array | None = None) -> Array:
-        """Return the probabilities of some rows."""
+        """Return the calibrated probabilities of ``values``."""
         typed = values if self.dtype is None else values.astype(self.dtype)
         return self.fitted.apply(typed, segments)
 
     def added(self, found: Array) -> dict[str, Array]:
-        """Return the columns to add for these probabilities."""
+        """Return the columns to add for the probabilities ``found``."""
         made = {self.output: found}
         if self.one_column_each:
             made = {f"{self.output}_{one}": found[:, one] for one in range(found.shape[1])}
@@ -110,7 +110,7 @@ class BatchApply:
 
 
 def current_map(fitted: Applies) -> CalibrationMap:
-    """Return the map that is applied now, which stays the same if an alias moves."""
+    """Return the map that is in use now; it stays the same if the alias moves."""
     return fitted.map if isinstance(fitted, LocalMap) else fitted
 
 
@@ -129,16 +129,17 @@ def apply_file(
     force: bool = False,
     progress: bool = True,
 ) -> Applied:
-    """Apply a map to a file and write another, a block of rows at a time, in constant memory.
+    """Apply a map to a file and write the result to another, block by block, in constant memory.
 
-    Both are .npy, .npz, .parquet or .arrow. The numbers are the array or column ``logits``, or
-    ``probabilities`` for a map that takes those; in tables ``columns`` names another, or several.
-    Other columns are copied from table to table and other arrays from npz to npz, without the
-    inputs if ``drop_inputs``; between other formats, and in an npy, only the probabilities are
-    written. The other options are those of BatchApply; ``predictions`` and ``one_column_each`` need
-    a table, and an npy has no name for ``output``. A map that has segments takes them from the
-    array or column that ``segments`` names, by default ``segments`` or ``segment`` if present. The
-    target appears once it is complete, and replaces an existing file only with ``force``.
+    Both files are .npy, .npz, .parquet or .arrow. The input is the array or column ``logits``, or
+    ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` names another column
+    or several. Other columns are copied from table to table and other arrays from npz to npz,
+    without the inputs if ``drop_inputs`` is set; between other formats, and in an npy file, only
+    the probabilities are written. The remaining options are those of BatchApply; ``predictions``
+    and ``one_column_each`` need a table, and ``output`` has no effect on an npy file. The segments
+    are read from the array or column that ``segments`` names, by default ``segments`` or
+    ``segment`` if present. The target appears only when it is complete, and replaces an existing
+    file only with ``force``.
     """
     start, end = Path(source), Path(target)
     steady = current_map(fitted)  # one version for the whole file
@@ -146,7 +147,7 @@ def apply_file(
         check_ending(path)
     check_folder(end)
     if end.exists() and not force:
-        raise FileExistsError(17, "already exists, and is replaced only with force", str(end))
+        raise FileExistsError(17, "already exists: use force to replace it", str(end))
     apply = BatchApply(
         steady,
         output=output,

@@ -53,14 +53,14 @@ class _ClientBase(Calls, Generic[Http]):
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Self:
-        """Make a client of a connection, without reading the environment."""
+        """Create a client from a connection, without reading the environment."""
         made = cls.__new__(cls)
         made._begin(connection)
         return made
 
     def _begin(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._tls = httpx.create_ssl_context()  # once: it takes longer than all the rest
+        self._tls = httpx.create_ssl_context()  # once: it is slower than everything else here
         self._open()
         reset_after_fork(self)
 
@@ -74,7 +74,7 @@ class _ClientBase(Calls, Generic[Http]):
         return cast(Http, self._http_class(**options, verify=self._tls))
 
     def _foreign_http(self) -> Http:
-        """Return the httpx client for other servers, such as an object store; made when needed."""
+        """Return the httpx client for other servers, such as an object store; create it once."""
         with self._lock:
             if self._foreign is None:
                 keep_out_of_logs()
@@ -82,19 +82,19 @@ class _ClientBase(Calls, Generic[Http]):
             return self._foreign
 
     def after_fork(self) -> None:
-        """Open new connections; those of the parent process stay open, as it still uses them."""
+        """Open new connections; those of the parent stay open, because it still uses them."""
         if not self._http.is_closed:
             self._open()
 
 
 class Client(_ClientBase[httpx.Client], Blocking):
-    """A client of the service; may be shared by threads, and closed or used as a context manager.
+    """Client of the service, which threads can share; close it, or use it as a context manager.
 
     ``url`` and ``api_key`` default to CALIBRD_URL and CALIBRD_API_KEY, or the service that
-    ``make serve`` runs on this machine. ``timeout`` is how long the service may be silent during a
-    request. Idempotent calls are retried for ``retry_seconds`` while the service is unreachable.
-    Data of more than ``part_bytes`` are uploaded in parts of this size. A forked process opens its
-    own connections.
+    ``make serve`` runs on this machine. ``timeout`` is how many seconds the service may stay silent
+    during a request. Idempotent calls are retried for ``retry_seconds`` while the service is
+    unreachable. Data larger than ``part_bytes`` is uploaded in parts of that size. A forked process
+    opens its own connections.
 
     >>> with Client("http://127.0.0.1:8000") as client:
     ...     client.url
@@ -104,7 +104,7 @@ class Client(_ClientBase[httpx.Client], Blocking):
     _http_class = httpx.Client
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._http.close()
         if self._foreign is not None:
             self._foreign.close()
@@ -130,11 +130,11 @@ class Client(_ClientBase[httpx.Client], Blocking):
             try:
                 step = resume(value)
             except StopIteration as end:
-                # not a local variable: an error with this frame would keep the result alive
+                # not in a local variable: a traceback with this frame would keep the result alive
                 return cast(R, end.value)
             try:
                 resume, value = flow.send, self._do(step, cancelled)
-            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow handles it
                 resume, value = flow.throw, error
 
     def _do(self, step: Step, cancelled: threading.Event) -> Any:
@@ -167,7 +167,7 @@ class Client(_ClientBase[httpx.Client], Blocking):
         try:
             return list(pool.map(lambda make: self._run(make(), cancelled), step.flows))
         except BaseException as error:
-            cancelled.set()  # flows that pause before a retry stop
+            cancelled.set()  # stops flows that are pausing before a retry
             # Ctrl-C does not wait for responses that may never come
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             raise
@@ -185,7 +185,7 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
     _http_class = httpx.AsyncClient
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         await self._http.aclose()
         if self._foreign is not None:
             await self._foreign.aclose()
@@ -211,7 +211,7 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
                 return cast(R, end.value)
             try:
                 resume, value = flow.send, await self._do(step)
-            except BaseException as error:  # noqa: BLE001 - the flow knows what to do about it
+            except BaseException as error:  # noqa: BLE001 - the flow handles it
                 resume, value = flow.throw, error
 
     async def _do(self, step: Step) -> Any:
@@ -256,6 +256,6 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
 
 
 def _read_response(response: httpx.Response, body: Body) -> Response:
-    # its stream refers back to it, and would keep the request until garbage is collected
+    # its stream refers back to it and would keep the request alive until garbage collection
     response.stream = httpx.ByteStream(b"")
     return Response(response.status_code, response.headers, body.content())

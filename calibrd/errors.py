@@ -1,23 +1,23 @@
-"""Everything the SDK raises about the service.
+"""Errors that the SDK raises about the service.
 
 CalibrdError
 ├── ServiceAway            unreachable, or no response before the deadline
-│   └── MaybeDone          ... to a call that must not be sent twice and may have been done
+│   └── MaybeDone          ... to a call that must not be sent twice and may have succeeded
 ├── StoreAway              the object store does not accept the parts sent directly to it
-├── NotCalibrd             something answers at this URL, but not a calibrd service
+├── NotCalibrd             something responds at this URL, but it is not a calibrd service
 ├── FitFailed              a fit ended without a version: ``code`` says why
-├── FitWasCancelled        somebody cancelled it
+├── FitWasCancelled        the fit was cancelled
 ├── WaitedTooLong          the timeout of ``wait`` has passed; the fit continues
-├── MapDamaged             bytes of a map that do not have the expected hash
-├── InputMismatch          an alias has moved to a version that takes other input
+├── MapDamaged             the bytes of a map do not have the expected hash
+├── InputMismatch          an alias has moved to a version that takes different input
 └── Refused                the service responded with a problem: ``status``, ``request_id``
-    ├── Invalid            400, 405, 406, 413, 414, 415, 422, 431: send something else
-    ├── Unauthenticated    401: give a valid key
-    ├── Forbidden          403: give a key with the scope
+    ├── Invalid            400, 405, 406, 413, 414, 415, 422, 431: correct the request
+    ├── Unauthenticated    401: use a valid key
+    ├── Forbidden          403: use a key with the required scope
     ├── NotFound           404
     ├── TooSlow            408: send smaller parts
-    ├── Conflict           409, 412: it conflicts with the present state
-    └── ServerError      5xx: the owner of the service can help
+    ├── Conflict           409, 412: the request conflicts with the current state
+    └── ServerError        5xx: contact the operator of the service
         └── Unavailable    429, 502, 503, 504: try again later
 
 Each has a stable ``code`` for programs and a ``hint`` for people, from calibrators/error_codes.py.
@@ -36,12 +36,12 @@ class CalibrdError(Exception):
     """Base of all errors of the SDK; ``hint`` says what to do, if that is known."""
 
     code: str
-    # whether an earlier try of the same request may have been done
+    # whether an earlier attempt of the same request may have succeeded
     repeated: bool = False
 
     @property
     def hint(self) -> str:
-        """Return how to fix it; empty if there is no advice."""
+        """How to fix the problem; empty if there is no advice."""
         return hint_of(self.code)
 
     def __str__(self) -> str:
@@ -62,13 +62,13 @@ def _rebuilt(kind: type[CalibrdError], args: tuple[Any, ...]) -> CalibrdError:
 
 
 class ServiceAway(CalibrdError, ConnectionError):
-    """Unreachable, or not ready before the deadline."""
+    """The service is unreachable, or not ready before the deadline."""
 
     code = "service_away"
 
 
 class MaybeDone(ServiceAway):
-    """The response to a call that must not be sent twice was lost: it may have been done."""
+    """A call that must not be sent twice got no response: it may have succeeded."""
 
     code = "maybe_done"
 
@@ -80,7 +80,7 @@ class StoreAway(CalibrdError, ConnectionError):
 
 
 class NotCalibrd(CalibrdError):
-    """Something answers at this URL, but not a calibrd service."""
+    """Something responds at this URL, but it is not a calibrd service."""
 
     code = "not_calibrd"
 
@@ -95,7 +95,7 @@ class FitFailed(CalibrdError):
 
 
 class FitWasCancelled(CalibrdError):
-    """Somebody cancelled the fit."""
+    """The fit was cancelled."""
 
     code = "fit_was_cancelled"
 
@@ -105,7 +105,7 @@ class FitWasCancelled(CalibrdError):
 
 
 def resume_hint(fit: str) -> str:
-    """Return how to wait for a fit again, or to cancel it."""
+    """Return a hint on how to wait for a fit again or cancel it."""
     return f"client.wait({fit!r}) waits for it again, client.cancel({fit!r}) stops it"
 
 
@@ -115,12 +115,12 @@ class WaitedTooLong(CalibrdError, TimeoutError):
     code = "waited_too_long"
 
     def __init__(self, fit: str, seconds: float) -> None:
-        super().__init__(f"fit {fit} is not finished after {seconds:g} s; it continues")
+        super().__init__(f"fit {fit} has not finished after {seconds:g} s; it continues")
         self.fit = fit
 
     @property
     def hint(self) -> str:
-        """How to wait for the fit again, or to cancel it."""
+        """How to wait for the fit again or cancel it."""
         return resume_hint(self.fit)
 
 
@@ -131,7 +131,7 @@ class MapDamaged(CalibrdError):
 
 
 class InputMismatch(CalibrdError):
-    """An alias has moved to a version that takes other input than the loaded one."""
+    """An alias has moved to a version that takes different input from the loaded one."""
 
     code = "input_mismatch"
 
@@ -139,8 +139,8 @@ class InputMismatch(CalibrdError):
 class Refused(CalibrdError):
     """The service responded with a problem.
 
-    ``code`` is stable and for programs, ``detail`` for people, ``details`` holds the numbers and
-    names of the problem, ``request_id`` finds it in the service's log.
+    ``code`` is stable and meant for programs, ``detail`` is meant for people. ``details`` holds the
+    numbers and names of the problem; ``request_id`` identifies the request in the service's log.
     """
 
     def __init__(
@@ -169,15 +169,15 @@ class Invalid(Refused):
 
 
 class Unauthenticated(Refused):
-    """No key, or one that is not valid or no longer valid."""
+    """The key is missing, invalid, expired or revoked."""
 
 
 class Forbidden(Refused):
-    """A valid key that lacks the scope."""
+    """The key is valid but lacks the required scope."""
 
 
 class NotFound(Refused):
-    """There is no such thing, or not in the workspace of this key."""
+    """There is no such object in the workspace of this key."""
 
 
 class TooSlow(Refused):
@@ -185,7 +185,7 @@ class TooSlow(Refused):
 
 
 class Conflict(Refused):
-    """The request conflicts with the present state, which may have changed since it was read."""
+    """The request conflicts with the current state, which may have changed since it was read."""
 
 
 class ServerError(Refused):

@@ -28,7 +28,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels, stored by the service; ``segments`` is a count."""
+    """Stored logits or probabilities with labels; ``segments`` is the number of segments."""
 
     id: Id
     status: str
@@ -45,7 +45,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which version of a fit to use, and why; None if none of them."""
+    """The recommended version of a fit (None if there is none) and the reason."""
 
     version: int | None
     reason: str
@@ -87,7 +87,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Alias:
-    """Where an alias points; ``revision`` counts its moves."""
+    """The version that an alias points at; ``revision`` counts its moves."""
 
     name: Name
     version: int
@@ -124,8 +124,8 @@ class Calibrator:
 class Version:
     """A fitted map on the service: where it came from and how it was judged.
 
-    ``report`` is None if it was registered without one, or if the version comes from a list: call
-    ``client.report`` then.
+    ``report`` is None if the version was registered without one, or comes from a list: in that
+    case, call ``client.report``.
     """
 
     calibrator: Name
@@ -189,7 +189,7 @@ class Version:
             "model": self.model or "",
             "verdict": "" if self.report else self._judged,
             "fallback": fallback_sentence(self.fit_info),
-            "made": f"{when}by {self.created_by}",
+            "created": f"{when}by {self.created_by}",
             "tags": ", ".join(f"{name}={value}" for name, value in self.tags.items()),
             "description": self.description,
         }
@@ -200,8 +200,8 @@ class Version:
 class Comparison:
     """Two versions measured on the same rows; the first is the report's ``before``.
 
-    ``dataset`` is None if these are the rows that both were judged on. ``no_verdict`` says why
-    there is no verdict, as for a version that was fitted on these rows.
+    ``dataset`` is None if the rows are those that both versions were judged on. ``no_verdict`` says
+    why there is no verdict, for example because a version was fitted on these rows.
     """
 
     calibrator: Name
@@ -219,7 +219,7 @@ class Comparison:
         return f"Comparison({self.calibrator!r}, {first=}, {second=}, {rows=}, {verdict=})"
 
     def summary(self) -> str:
-        """Return the comparison as text for terminals: "before" is the first version."""
+        """Return the comparison as text for terminals; "before" is the first version."""
         head = f"before: version {self.first}, after: version {self.second} of {self.calibrator}"
         why = [] if self.no_verdict is None else [f"no verdict: {self.no_verdict}"]
         return "\n".join([head, self.report.summary(), *why])
@@ -279,7 +279,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The state of each part of the service: ``ok``, or what is wrong; true if all are ok."""
+    """The state of each part of the service: ``ok``, or what is wrong; truthy if all are ok."""
 
     status: str
     database: str
@@ -291,7 +291,7 @@ class Readiness:
 
 
 def read(kind: type[Record], document: dict[str, Any], **more: Any) -> Record:
-    """Make a record of the service's JSON.
+    """Build a record from the service's JSON.
 
     >>> read(Alias, {"name": "production", "version": 2, "revision": 1, "moved_at": None}).version
     2
@@ -307,7 +307,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Return a value as its annotation says; raise TypeError or ValueError if it does not fit."""
+    """Convert a value to its annotated type; raise TypeError or ValueError if that fails."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     if value is None:
@@ -323,7 +323,7 @@ def _read_as(kind: Any, value: Any) -> Any:
         _check(isinstance(value, str) and RULES[origin].fullmatch(value), "a name", value)
     elif origin is datetime:
         found = datetime.fromisoformat(value)
-        _check(found.tzinfo is not None, "a time with its zone", value)
+        _check(found.tzinfo is not None, "a time with a time zone", value)
         return found
     elif origin is Verdict:
         return next((one for one in Verdict if one == value), value)

@@ -12,7 +12,7 @@ from calibrd.terminal import printable
 
 
 class ProgressBar:
-    """A tqdm bar, or nothing if it is not shown."""
+    """A tqdm bar, or a no-op if it is not shown."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
@@ -59,7 +59,7 @@ class FitProgress(ProgressBar):
         self.show(fit)
 
     def show(self, fit: Fit) -> None:
-        """Show the present progress of the fit."""
+        """Show the current progress of the fit."""
         progress = fit.progress or {}
         step, total = _count(progress, "step", 0), _count(progress, "total", 1)
         share = step / max(1, total)
@@ -76,6 +76,6 @@ class FitProgress(ProgressBar):
 
 
 def _count(progress: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a number of the service's progress; the default if it is missing or implausible."""
+    """Return a number from the service's progress; the default if it is missing or implausible."""
     value = progress.get(name)
     return value if isinstance(value, int) and 0 <= value < 1 << 31 else default

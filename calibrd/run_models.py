@@ -11,7 +11,7 @@ from calibrd.transport.names import Id, Name
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The metrics of a validation pass; None where nothing was observed."""
+    """The metrics of a validation pass; None if nothing was observed."""
 
     rows: int
     accuracy: float | None
@@ -77,7 +77,7 @@ class RunSession:
 
 @dataclass(frozen=True)
 class StepDecision:
-    """The status of a step, and the ``state`` after it once decided; None for a monitor."""
+    """The status of a step and, once decided, the ``state`` after it (None for a monitor)."""
 
     step: int
     session: Id
@@ -107,7 +107,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bins of equal width; None where one is empty."""
+    """Bins of equal width; empty bins have None."""
 
     count: list[float]
     confidence: list[float | None]
@@ -116,7 +116,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class RunBins(Bars):
-    """Bins of equal mass, and where they begin and end."""
+    """Bins of equal mass, and their edges."""
 
     edges: list[float]
 
@@ -125,7 +125,7 @@ class RunBins(Bars):
 class RunStep:
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``switched`` are the bins whose gamma changed its sign; ``verified`` says whether the service
+    ``switched`` lists the bins whose gamma changed sign; ``verified`` says whether the service
     computed the same state as the trainer, None if there was nothing to verify.
     """
 

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier whose probabilities are calibrated.
+"""A scikit-learn classifier with calibrated probabilities.
 
 >>> from sklearn.datasets import load_digits
 >>> from sklearn.naive_bayes import GaussianNB
@@ -43,18 +43,18 @@ LEAST = np.finfo(np.float64).eps
 
 
 class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """An estimator, and a calibration map fitted on its outputs for rows it was not fitted on.
+    """An estimator and a calibration map, fitted on outputs for rows the estimator has not seen.
 
     The outputs come from ``cv`` stratified folds (a number, or a splitter that tests every row
     once); then the estimator is fitted on all rows. An estimator in ``FrozenEstimator`` is not
-    refitted: give ``fit`` rows that it has not seen. ``calibrator`` is a method's name with its
-    ``params``, or a recipe such as ``Smart(steps=100)``; ``seed`` shuffles the folds and is the
-    method's seed.
+    refitted: call ``fit`` with rows that it has not seen. ``calibrator`` is the name of a method
+    with its ``params``, or a recipe such as ``Smart(steps=100)``; ``seed`` is used to shuffle the
+    folds and passed to the method.
 
     The ``decision_function`` of the estimator is used if it has one, else ``predict_log_proba``,
-    else ``predict_proba``; probabilities are clipped at 2.2e-16 from below, because a few
-    logarithms far below it (naive Bayes, trees, forests) would decide the fit alone.
-    ``sample_weight`` goes to the estimator; the map and the report count every row once.
+    else ``predict_proba``; probabilities below 2.2e-16 are raised to it, because the logarithms of
+    a few tiny ones (naive Bayes, trees, forests) would otherwise dominate the fit.
+    ``sample_weight`` is passed to the estimator; the map and the report count every row once.
 
     Fitted attributes: ``estimator_``, ``map_`` (register it with ``client.register(name,
     model.map_, model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels that
@@ -105,7 +105,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
 
     @property
     def report_(self) -> Report:
-        """The report of the method on rows it was not fitted on, calculated on first access."""
+        """The report of the method on rows it was not fitted on, computed on first access."""
         check_is_fitted(self)
         if self._report is None:
             recipe, seed, frozen = self._judging  # the parameters may have changed since
@@ -131,12 +131,12 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         return np.asarray(logits[:, 1] - logits[:, 0]) if logits.shape[1] == 2 else logits
 
     def predict(self, X: Any) -> Array:
-        """Return the class of the largest probability of each row."""
+        """Return the most probable class of each row."""
         likeliest = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[likeliest])
 
     def get_metadata_routing(self) -> Any:
-        """Return how scikit-learn's metadata routing passes on the arguments of ``fit``."""
+        """Return how scikit-learn's metadata routing forwards the arguments of ``fit``."""
         mapping = MethodMapping().add(caller="fit", callee="fit")
         router = MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self.estimator, method_mapping=mapping)
@@ -152,7 +152,10 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         if not isinstance(self.calibrator, Calibrator):
             return make_recipe(self.calibrator, self.params or {}, seed=self.seed)
         if self.params:
-            raise ValueError("params go with a method's name; a recipe has its own fields")
+            raise ValueError(
+                "params can only be combined with a method name: set the fields of the recipe "
+                "instead"
+            )
         return self.calibrator
 
     def _checked(self, y: Any) -> Array:
@@ -171,7 +174,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             return {}
         if isinstance(self.estimator, FrozenEstimator):
             raise ValueError(
-                "sample_weight cannot be used: the estimator is frozen and the map unweighted"
+                "sample_weight cannot be used: the estimator is frozen, and the map is unweighted"
             )
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", sample_weight=sample_weight)
@@ -188,7 +191,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         if isinstance(cv, int):
             if counts.min() < cv:
                 raise ValueError(
-                    f"cv={cv} needs as many rows of every class, but one class has {counts.min()}"
+                    f"cv={cv} needs at least {cv} rows of every class, "
+                    f"but one class has {counts.min()}"
                 )
             cv = StratifiedKFold(cv, shuffle=True, random_state=self.seed)
         with np.errstate(divide="ignore"):
@@ -207,9 +211,9 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         unknown = np.setdiff1d(labels, self.classes_)
         if unknown.size:
             raise ValueError(
-                f"the frozen estimator does not know the class {unknown.tolist()[0]!r}"
+                f"the frozen estimator was not fitted on the class {unknown.tolist()[0]!r}"
             )
-        order = np.argsort(self.classes_)  # a frozen estimator may have any order
+        order = np.argsort(self.classes_)  # the classes of a frozen estimator may be in any order
         index = order[np.searchsorted(self.classes_, labels, sorter=order)]
         if self.response_ == "predict_proba":
             return CalibrationSet.from_probabilities(rows, index)
@@ -217,11 +221,11 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
-        with np.errstate(divide="ignore"):  # the logarithm of a tree's zeros
+        with np.errstate(divide="ignore"):  # trees have probabilities of zero
             return self._rows(getattr(self.estimator_, self.response_)(X))
 
     def _rows(self, outputs: Array) -> Array:
-        """Return outputs as (n, k); those of two classes may come as one column."""
+        """Return outputs as (n, k); outputs for two classes may be a single column."""
         rows = np.asarray(outputs, dtype=np.float64)
         if self.response_ != "decision_function":
             least = LEAST if self.response_ == "predict_proba" else np.log(LEAST)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-# spaces of all widths are shown as they are
+# spaces of any width are shown as they are
 _SPACES = frozenset("\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
                     "\u202f\u205f\u3000")  # fmt: skip
 _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return a text with control characters, bidirectional overrides and the like escaped.
+    r"""Return text with control characters, bidirectional overrides and the like escaped.
 
-    They are escaped as in Python; with ``lines``, newlines and tabs stay.
+    They are escaped as in Python; with ``lines``, newlines and tabs are kept.
 
     >>> print(printable("a\x1b[31mb\u202e"), printable("x\ny\r"))
     a\x1b[31mb\u202e x\ny\r
@@ -23,7 +23,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_safe(text: str) -> str:
-    r"""Return a JSON document with the same characters escaped as JSON escapes them.
+    r"""Return a JSON document with the same characters escaped in JSON notation.
 
     >>> json_safe('["\x9b\u202e"]')
     '["\\u009b\\u202e"]'

@@ -1,4 +1,4 @@
-"""Calibrated PyTorch models, and the logits of a model for a fit.
+"""Calibrated PyTorch models, and collection of a model's logits for a fit.
 
 >>> from calibrators.methods.temperature import TemperatureMap
 >>> model = CalibratedModule(nn.Linear(4, 3), TemperatureMap(k=3, temperature=1.5))
@@ -39,10 +39,11 @@ LABELS = ("labels", "label")
 class CalibratedModule(nn.Module):
     """A model and its calibration map as one module that returns calibrated probabilities.
 
-    The map's numbers are part of the ``state_dict``, start on the model's device and move with the
-    module, which can be exported by ``torch.export`` and ``torch.onnx``. The model returns logits
-    as a tensor, as ``output.logits`` or as ``output["logits"]``; with ``outputs="probabilities"``
-    it returns probabilities in the same ways, for a map that was fitted on them.
+    The map's parameters are part of the ``state_dict``, start on the model's device and move with
+    the module, which can be exported with ``torch.export`` and ``torch.onnx``. The model returns
+    logits as a tensor, as ``output.logits`` or as ``output["logits"]``; with
+    ``outputs="probabilities"`` it returns probabilities in the same way, for a map that was fitted
+    on probabilities.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class CalibratedModule(nn.Module):
         module = MapModule(map)
         if module.kind != outputs:
             raise ValueError(
-                f"the map was fitted on {module.kind}, but the outputs of the model are {outputs}: "
-                "set outputs='logits' or outputs='probabilities'"
+                f"the map was fitted on {module.kind}, but outputs is {outputs!r}: "
+                f"the model must return {module.kind}, with outputs={module.kind!r}"
             )
         self.model = model
         self.map = module.to(_device_of(model))
@@ -78,10 +79,10 @@ def collect_logits(
 ) -> tuple[Array, Array]:
     """Return the logits (n, k) and labels (n,) of a model on the batches of a DataLoader.
 
-    A batch is a tuple of the model's arguments and, last, the labels, or a dict with ``labels`` (or
-    ``label``) whose other entries are keyword arguments of the model. The model runs in eval mode
-    without gradients, and its mode is restored afterwards; batches are moved to ``device``, by
-    default the model's. Logits below float32 are widened to it.
+    A batch is a tuple of the model's arguments followed by the labels, or a dict with ``labels``
+    (or ``label``) whose other entries are keyword arguments of the model. The model runs in eval
+    mode without gradients, and its mode is restored afterwards; batches are moved to ``device``, by
+    default the model's. Logits of lower precision are converted to float32.
     """
     target = _device_of(model) if device is None else torch.device(device)
     if device is not None:
@@ -114,7 +115,7 @@ def fingerprint(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the state of a module must be tensors, but {name!r} is a "
+                f"the state_dict of a module must hold only tensors, but {name!r} is a "
                 f"{type(value).__name__}: use calibrd.fingerprint on the model's file"
             )
         plain = value.detach().cpu().contiguous()

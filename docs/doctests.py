@@ -7,19 +7,19 @@ from typing import Any
 
 import griffe
 
-# from a prompt to the next blank line
+# from the first prompt to the next blank line
 _EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.M | re.S)
 
 
 class Doctests(griffe.Extension):
-    """Put doctests between fences; without a section heading they would be read as quotes."""
+    """Put doctests in code fences; without a section heading they would become block quotes."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Change the docstring of an object that was loaded."""
+        """Change the docstring of a loaded object."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
 
 
 def fenced(text: str) -> str:
-    """Return a docstring with its doctests between fences."""
+    """Return a docstring with its doctests in code fences."""
     return _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text).rstrip()

@@ -1,6 +1,6 @@
 """Draw the figures of docs/concepts: ``make figures``.
 
-Data are the bundled sample and simulated rows with a fixed seed, so that a run repeats the files.
+The data is the bundled sample and rows simulated with a fixed seed, so that files are reproducible.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     for name, draw in FIGURES.items():
         drawn = draw()
         text = drawn if isinstance(drawn, str) else to_svg(drawn)
-        # readable on a dark page too: white ground with round corners
+        # readable on a dark page too: white background with rounded corners
         text = re.sub(r'(<rect [^>]*fill="white")', r'\1 rx="10"', text, count=1)
         (OUT / f"{name}.svg").write_text(text + "\n", encoding="utf-8")
 
@@ -60,13 +60,13 @@ def judged_sample() -> Report:
 
 
 def reliability_of_sample() -> Spec:
-    """Reliability before and after temperature scaling."""
+    """Draw reliability before and after temperature scaling."""
     titles = {"before": "before calibration", "after": "after temperature scaling"}
     return reliability(judged_sample(), titles=titles)
 
 
 def bins_of_sample() -> Spec:
-    """Draw the same rows in equally wide and in equal-mass bins."""
+    """Draw the same rows in equal-width and in equal-mass bins."""
     report = judged_sample()
     wide = panels(report, "equal_width", ("before",), {"before": "equal-width bins"})
     mass = panels(report, "equal_mass", ("before",), {"before": "equal-mass bins"})
@@ -79,7 +79,7 @@ def drawn_labels(probabilities: Floats, random: np.random.Generator) -> NDArray[
 
 
 def errors_by_rows() -> Spec:
-    """Mean error of a perfectly calibrated model, by the number of rows."""
+    """Draw the mean error of a perfectly calibrated model by the number of rows."""
     random = np.random.default_rng(SEED)
     first: list[Spec] = []
     second: list[Spec] = []
@@ -115,7 +115,7 @@ def errors_by_rows() -> Spec:
 
 
 def lines(values: list[Spec], title: str, form: str, heading: str) -> Spec:
-    """One line per metric over the number of rows."""
+    """Return a chart with one line per metric over the number of rows."""
     names = list(dict.fromkeys(one["metric"] for one in values))
     ticks = [50, 200, 1000, 5000]
     x = {"title": "rows (log scale)", "values": ticks, "format": ",d"}
@@ -149,7 +149,7 @@ def lines(values: list[Spec], title: str, form: str, heading: str) -> Spec:
 
 
 def noise_floor_histogram() -> Spec:
-    """Draw the ECE that 1,000 calibrated rows show, and those of the sample before and after."""
+    """Draw the ECE of 1,000 calibrated rows, and of the sample before and after calibration."""
     logits, labels = (one[:1000] for one in sample("test"))
     after = TemperatureScaling().fit(CalibrationSet(*sample("cal"))).apply(logits)
     random = np.random.default_rng(SEED)
@@ -233,7 +233,7 @@ def sharpened(rows: int, factor: float, random: np.random.Generator) -> tuple[Fl
 
 
 def gate_intervals() -> Spec:
-    """How a gate with a limit of 3 points decides as rows are added."""
+    """Draw how a gate with a limit of 3 points decides as rows are added."""
     random = np.random.default_rng(SEED)
     values: list[Spec] = []
     for name, factor in {"slightly overconfident": 1.05, "overconfident": 1.3}.items():
@@ -312,9 +312,9 @@ def gate_intervals() -> Spec:
 
 
 def margin_world(rows: int, seed: int) -> tuple[Floats, NDArray[np.int64], Floats]:
-    """Return logits, labels and true temperatures of a model that errs by its margin.
+    """Return logits, labels and true temperatures of a model whose error depends on the margin.
 
-    The temperature that repairs a row falls from about 3 at a margin of 0 to 1 at large margins.
+    The temperature that calibrates a row falls from about 3 at a margin of 0 to 1 at large margins.
     """
     random = np.random.default_rng(seed)
     logits = 4 * random.normal(size=(rows, 5))
@@ -324,17 +324,17 @@ def margin_world(rows: int, seed: int) -> tuple[Floats, NDArray[np.int64], Float
 
 
 def true_temperature(margin: Floats) -> Floats:
-    """Return the temperature that calibrates rows of a margin in ``margin_world``."""
+    """Return the temperature that calibrates rows with a given margin in ``margin_world``."""
     return 1 + 2.2 * np.exp(-margin / 3)
 
 
 def temperature_by_margin() -> Spec:
-    """Draw the temperature of SMART and of temperature scaling, beside the truth."""
+    """Draw the temperatures of SMART and of temperature scaling, and the truth."""
     logits, labels, _ = margin_world(10000, SEED)
     data = CalibrationSet(logits, labels)
     smart, single = Smart().fit(data), TemperatureScaling().fit(data)
     margins = np.linspace(0, 10, 57)
-    # the others far away: only the margin differs
+    # the other logits are far below: only the margin differs
     rows = np.stack([margins, np.zeros(57), *np.full((3, 57), -6.0)], 1)
     calibrated = np.log(smart.apply(rows))
     found = margins[1:] / (calibrated[1:, 0] - calibrated[1:, 1])
@@ -422,7 +422,7 @@ def coloured(names: list[str], colours: list[str]) -> Spec:
 
 
 def gap_by_margin() -> Spec:
-    """Confidence minus true probability, by tenths of the margin, after three methods."""
+    """Draw confidence minus true probability by decile of the margin, after three methods."""
     fit, test = margin_world(10000, SEED), margin_world(100000, SEED + 1)
     logits, _, temperature = test
     truth = softmax(logits / temperature[:, None]).max(axis=1)
@@ -470,7 +470,7 @@ def gap_by_margin() -> Spec:
 
 
 def credible_bands() -> Spec:
-    """Draw the band of additive maps fitted on few and on many rows, beside the truth."""
+    """Draw the bands of additive maps fitted on few and on many rows, and the truth."""
     panels = []
     grid = np.linspace(0, 6, 61)
     for rows in (500, 10000):
@@ -585,7 +585,7 @@ class Drawing:
 
 
 def verdict_flow() -> str:
-    """How a verdict is decided."""
+    """Draw how a verdict is decided."""
     green, amber, red, grey = "#dcefe0", "#fbe9d7", "#f6dad4", "#e9ecef"
     flow = Drawing(760, 330, "How a verdict is decided")
     flow.box((20, 20, 210, 64), "At least 100 judged rows?")

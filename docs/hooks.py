@@ -1,7 +1,7 @@
-"""Hooks of mkdocs: pages that are files of the repository or notebooks, and lists of classes.
+"""Hooks for mkdocs: pages from files of the repository or from notebooks, and lists of classes.
 
-A page with a notebook of its name beside it is that notebook, with its outputs.
-``<!-- api:methods -->`` and ``<!-- api:losses -->`` become the reference of every method and loss.
+A page next to a notebook of the same name shows that notebook with its outputs.
+``<!-- api:methods -->`` and ``<!-- api:losses -->`` become the reference of all methods and losses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)#:]*)(#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the text of a page: that of its file, with the lists of classes filled in."""
+    """Return the text of a page, from its file or with the lists of classes filled in."""
     name = PAGES.get(page.file.src_uri)
     if name is not None:
         return site_links((ROOT / name).read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def site_links(text: str) -> str:
-    """Rewrite links from the top of the repository into links from the root of the site.
+    """Rewrite links relative to the repository as links relative to the root of the site.
 
     Links to files that the site does not have become plain text.
     """

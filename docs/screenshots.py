@@ -1,4 +1,4 @@
-"""The pictures of the README, taken of a real service with real fits: ``make screenshots``."""
+"""The screenshots in the README, from a real service with real fits: ``make screenshots``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = 0
 
 
 def main() -> None:
-    """Fit the bundled sample, and take the pictures."""
+    """Fit the bundled sample and take the screenshots."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     from helpers.live_service import running
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _fit(url: str) -> None:
-    """Three calibrators of the bundled logits: all rows, few of them, and twice as sharp."""
+    """Fit three calibrators on the bundled logits: all rows, a few rows, and doubled logits."""
     import calibrd
 
     with np.load(ROOT / "examples/data/fashion_ce__cal.npz") as file:
@@ -66,7 +66,7 @@ def _take(url: str) -> None:
 
 
 def _shown(page: Page) -> FloatRect:
-    """Take a picture of the top of a page."""
+    """Return the top part of a page, which the screenshot shows."""
     box = page.locator("main").bounding_box()
     assert box is not None  # noqa: S101
     height = min(HEIGHT, box["y"] + box["height"] + MARGIN)

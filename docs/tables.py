@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/ from the code: ``make docs-tables``.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- end -->``. With ``--check`` nothing is
-written: files whose tables are not current are named, and the exit status is 1.
+written: files whose tables are out of date are listed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _escaped(cell: object) -> str:
 
 
 def names(given: Iterable[str]) -> str:
-    """Return names as code, with commas between them."""
+    """Return names formatted as code, separated by commas."""
     return ", ".join(f"`{one}`" for one in given)
 
 
 def methods() -> str:
-    """List the methods: parameters, whether they keep the predicted class, and cost."""
+    """List the methods: parameters, whether they keep the predicted class, and their cost."""
     rows = []
     for name, recipe in all_methods().items():
         map_kind = all_maps().get(name)
@@ -92,7 +92,7 @@ def losses() -> str:
 
 
 def formats() -> str:
-    """List the formats in which arrays travel."""
+    """List the formats in which arrays are sent."""
     rows = ((one.format, names(one.media_types), one.holds) for one in all_codecs().values())
     return table(("format", "media types", "holds"), rows)
 
@@ -121,7 +121,7 @@ def commands() -> str:
 
 
 def command_options() -> str:
-    """List the arguments of each command, and last those of all."""
+    """List the arguments of each command, and finally those of every command."""
     parser = command_parser()
     common = _flags(parser)
     parts = []
@@ -209,12 +209,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """Return a document with its tables written anew."""
+    """Return a document with its tables rewritten."""
     return REGION.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
 def main(check: bool) -> int:
-    """Write the tables, or name the files whose tables are not current."""
+    """Write the tables, or list the files whose tables are out of date."""
     stale = []
     for path in (
         ROOT / "README.md",
@@ -227,7 +227,7 @@ def main(check: bool) -> int:
             if not check:
                 path.write_text(new, encoding="utf-8")
     for one in stale:
-        sys.stderr.write(f"{one}: {'not current: make docs-tables' if check else 'written'}\n")
+        sys.stderr.write(f"{one}: {'out of date: run make docs-tables' if check else 'written'}\n")
     return int(check and bool(stale))
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# CI job after retraining: fit the new model's map, check on other rows that it is within
-# the limit, and only then promote it to production.
+# CI job after retraining: fit the new model's map, check on held-out rows that it is
+# within the limit, and only then promote it to production.
 #
 #   CALIBRD_URL=... CALIBRD_API_KEY=... bash examples/ci_gate.sh
 set -euo pipefail
 cd "$(dirname "$0")/data"
 name=${NAME:-fashion-ci}
 limit=${LIMIT:-0.04}
-model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in practice, of its checkpoint
+model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in practice, of the checkpoint
 
 made=$(calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --json)
 # by number: an alias could point to another version by the time of the promotion
@@ -18,7 +18,7 @@ calibrd gate fashion_ce__test.npz --map "$name@$version" --model "$model" \
   --max-calibration-error "$limit" || verdict=$?
 case $verdict in
   0) ;;
-  1) echo "not promoted: the limit is broken" && exit 1 ;;
+  1) echo "not promoted: the limit is exceeded" && exit 1 ;;
   2) echo "not promoted: more labelled rows are needed to decide" && exit 1 ;;
   *) exit "$verdict" ;;
 esac

@@ -17,7 +17,7 @@ cal = np.load(DATA / "fashion_ce__cal.npz")
 test = np.load(DATA / "fashion_ce__test.npz")
 
 with calibrd.Client() as client:
-    # equal data is sent once: a second run uploads nothing
+    # identical data is sent once: a second run uploads nothing
     dataset = client.upload(cal["logits"], cal["labels"])
     print(f"{dataset.rows:,} rows, {dataset.classes} classes are on the service\n")
 

@@ -47,4 +47,4 @@ with calibrd.Client() as client:
     print(f"\nregistered as {version.reference}: {version.verdict}")
     outputs = bare.predict_log_proba(X_test).clip(np.log(np.finfo(float).eps))
     same = client.predict(version, outputs) - model.predict_proba(X_test)
-    print(f"the service gives the same probabilities to {np.abs(same).max():.0e}")
+    print(f"the service gives the same probabilities within {np.abs(same).max():.0e}")

@@ -1,4 +1,4 @@
-"""A PyTorch model: logits from a DataLoader, a map fitted here, and one ONNX file of both.
+"""A PyTorch model: logits from a DataLoader, a map fitted here, and one ONNX file with both.
 
 pip install 'calibrd[train,onnx]' onnxscript scikit-learn
 CALIBRD_URL=http://127.0.0.1:8000 python examples/torch_onnx.py
@@ -19,7 +19,7 @@ from calibrd.torch import CalibratedModule, collect_logits, fingerprint
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 torch.manual_seed(0)
 X, y = load_digits(return_X_y=True)
-# a tenth of the labels is wrong, as in real life: the network memorises most of them
+# a tenth of the labels are wrong, as in real life: the network memorises most of them
 noisy = np.where(np.random.default_rng(0).random(len(y)) < 0.1, (y + 3) % 10, y)
 rows = TensorDataset(torch.tensor(X / 16, dtype=torch.float32), torch.tensor(noisy))
 train, cal, test = random_split(rows, [797, 500, 500])
@@ -52,4 +52,4 @@ session = onnxruntime.InferenceSession("digits.onnx")
 (outputs,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
 with torch.inference_mode():
     difference = np.abs(outputs - calibrated(images).numpy()).max()
-print(f"digits.onnx gives calibrated probabilities, as torch does to {difference:.0e}")
+print(f"digits.onnx gives the same calibrated probabilities as torch, within {difference:.0e}")

@@ -1,6 +1,6 @@
 """The commands of the service, such as serve, worker, keys and backup.
 
-They are run as ``python -m service COMMAND`` or, where ``calibrd-server`` is installed, as
+Run them as ``python -m service COMMAND`` or, if ``calibrd-server`` is installed, as
 ``calibrd COMMAND``.
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from service.cli import PROGRAM
 
 INTERRUPTED = 130
-# imports create no garbage: looking for it as often as by default takes a sixth of the start
+# imports create no garbage: collecting at the default rate takes a sixth of the startup time
 GC_THRESHOLD = 100_000
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """Run a command. Files that it creates are readable by its own user only."""
+    """Run a command; files that it creates are readable only by the current user."""
     os.umask(0o077)
     gc.set_threshold(GC_THRESHOLD)
-    # the imports take a second, and Ctrl-C must exit without a traceback meanwhile
+    # the imports take a second, during which Ctrl-C must exit without a traceback
     from service.cli.arguments import run
 
     return run(arguments, program)

@@ -206,7 +206,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _keep_fresh(parts: Parts) -> None:
-    """Pick up changes of other processes, on a dedicated thread that uploads cannot block."""
+    """Pick up changes made by other processes, on a dedicated thread that uploads cannot block."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def wake_refresh() -> None:
@@ -227,7 +227,7 @@ async def _keep_fresh(parts: Parts) -> None:
 
 
 def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
-    """Return the predict route and those of /v2, which bypass FastAPI for speed."""
+    """Return the predict route and the /v2 routes, which bypass FastAPI for speed."""
 
     def find(principal: Principal, name: str, ref: str) -> Served | None:
         served = parts.maps.find(principal, name, ref)
@@ -260,7 +260,7 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
 
 
 def _body_limit(settings: Settings) -> Callable[[Scope], int]:
-    """Return a function that gives the size limit of a request's body, in bytes."""
+    """Return a function that returns the size limit of a request body in bytes."""
 
     def limit(scope: Scope) -> int:
         path: str = scope["path"]

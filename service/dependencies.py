@@ -36,7 +36,7 @@ _log = structlog.get_logger("calibrd.service")
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a service, joined by ``service.app``."""
+    """The parts of a service, assembled by ``service.app``."""
 
     settings: Settings
     database: Database
@@ -67,15 +67,15 @@ class Parts:
         _if_possible(self.refresh)
 
     def refresh_keys_if_possible(self) -> None:
-        """Refresh the keys alone, after one of them was changed."""
+        """Refresh only the keys, after one of them has changed."""
         _if_possible(self.keys.refresh)
 
     def follow_if_possible(self, caller: Principal, name: str, alias: Alias) -> None:
-        """Serve what an alias points at after a move; other aliases are not looked at."""
+        """Serve the version that a moved alias points at; other aliases are not refreshed."""
         _if_possible(partial(self.maps.follow, caller, name, alias))
 
     def end_waiting(self) -> None:
-        """Answer all waiting requests, because the service shuts down."""
+        """Answer all waiting requests, because the service is shutting down."""
         self.watcher.stop()
         self.run_watcher.stop()
 
@@ -83,7 +83,7 @@ class Parts:
 def _if_possible(refresh: Callable[[], None]) -> None:
     try:
         refresh()
-    except Exception as error:  # noqa: BLE001 - what was committed is not undone by this
+    except Exception as error:  # noqa: BLE001 - a failure here does not undo the commit
         _log.warning("refresh_failed", error=type(error).__name__)
 
 

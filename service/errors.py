@@ -2,12 +2,12 @@
 
 ServiceError
 ├── Malformed          bytes that cannot be read as what they claim to be
-├── Invalid            readable, but it breaks a rule
+├── Invalid            input that can be read but breaks a rule
 ├── Unauthenticated    no key, or one that is invalid or revoked
 ├── Forbidden          a valid key without the scope
-├── NotFound           there is no such thing, or not in this workspace
-├── Conflict           it contradicts what is stored
-├── Stale              it has changed since the caller last read it
+├── NotFound           no such object, or not in this workspace
+├── Conflict           the request contradicts what is stored
+├── Stale              the object has changed since the caller last read it
 ├── TooLarge           more bytes, rows or classes than allowed
 ├── TooSlow            the body did not arrive in time
 ├── TooMany            one caller uses more than its share; try again
@@ -15,14 +15,14 @@ ServiceError
 ├── NotAcceptable      the response is not available in the requested format
 ├── Unavailable        a part of the service is down; try again
 │   └── NoSpace        there is no room to write
-├── Unusable           a stored map that gives no probabilities
+├── Unusable           a stored map that yields no valid probabilities
 └── Damaged            stored bytes are missing or differ from what was written
     ├── BlobMissing
     └── BlobCorrupt
 
-Each has a stable ``code`` for programs, a sentence for people, and plain ``details`` (numbers and
-names, never data, paths or secrets). The status of a code is in calibrators/error_codes.py; the
-classes exist for ``except`` clauses.
+Each error has a stable ``code`` for programs, a sentence for people, and plain ``details``
+(numbers and names, never data, paths or secrets). The status of a code is in
+calibrators/error_codes.py; the classes exist for ``except`` clauses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Malformed(ServiceError):
 
 
 class Invalid(ServiceError):
-    """Readable, but it breaks a rule."""
+    """Input that can be read but breaks a rule."""
 
 
 class Unauthenticated(ServiceError):
@@ -67,15 +67,15 @@ class Forbidden(ServiceError):
 
 
 class NotFound(ServiceError):
-    """There is no such thing, or not in this workspace."""
+    """No such object, or not in this workspace."""
 
 
 class Conflict(ServiceError):
-    """It contradicts what is stored."""
+    """The request contradicts what is stored."""
 
 
 class Stale(ServiceError):
-    """It has changed since the caller last read it."""
+    """The object has changed since the caller last read it."""
 
 
 class TooLarge(ServiceError):
@@ -107,7 +107,7 @@ class NoSpace(Unavailable):
 
 
 class Unusable(ServiceError):
-    """A stored map that gives no probabilities: its parameters are out of range."""
+    """A stored map that yields no valid probabilities: its parameters are out of range."""
 
 
 class Damaged(ServiceError):
@@ -115,8 +115,8 @@ class Damaged(ServiceError):
 
 
 class BlobMissing(Damaged):
-    """A row names a blob that is not in the store."""
+    """A row refers to a blob that is not in the store."""
 
 
 class BlobCorrupt(Damaged):
-    """A blob's bytes do not have the SHA-256 that its row names."""
+    """A blob's bytes do not match the SHA-256 in its row."""

@@ -47,7 +47,7 @@ _SECRETS_IN_TEXT = (
 def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     """Send every log of this process to stderr in one format; may be called again.
 
-    "auto" is text on a terminal and JSON elsewhere. Libraries log from "warning" on, unless
+    "auto" is text on a terminal and JSON elsewhere. Libraries log at "warning" and above, unless
     ``level`` is "debug".
 
     Start uvicorn with ``log_config=None, access_log=False``, or it restores its own handlers.
@@ -60,7 +60,7 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     root.setLevel(threshold)
     for name, library_level in _LIBRARY_LEVELS.items():
         library = logging.getLogger(name)
-        # some libraries add a handler where there is none, so each gets ours
+        # some libraries add a handler if they have none, so each gets ours
         library.handlers[:] = [handler]
         library.propagate = False
         library.setLevel(threshold if threshold <= logging.DEBUG else max(threshold, library_level))
@@ -106,7 +106,7 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
 
 
 def without_data_and_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replace data by its size and secrets by a mark; runs after tracebacks are formatted."""
+    """Replace data with its size and secrets with a marker; runs after tracebacks are formatted."""
     return {name: _loggable(name, value, MAX_DEPTH) for name, value in event.items()}
 
 

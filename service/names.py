@@ -8,7 +8,7 @@ import unicodedata
 from service.errors import Invalid
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-RULE = "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit"
+RULE = "1 to 64 characters of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
 
 # control characters, surrogates, line separators, and marks that change the text direction
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -17,7 +17,7 @@ HARMLESS = "\u00ad\u200c\u200d\u200e\u200f"
 
 
 def is_readable(text: str, *, lines: bool = False) -> bool:
-    r"""Return whether a text has only characters that terminals and pages show unchanged.
+    r"""Return whether a string has only characters that terminals and pages show unchanged.
 
     With ``lines``, line breaks and tabs are allowed.
 
@@ -25,7 +25,7 @@ def is_readable(text: str, *, lines: bool = False) -> bool:
     (False, True, False)
     """
     allowed = HARMLESS + ("\n\t" if lines else "")
-    text = text.replace("\r\n", "\n")  # browsers send forms with these
+    text = text.replace("\r\n", "\n")  # browsers send forms with CRLF
     return not any(unicodedata.category(one) in INVISIBLE for one in set(text) - set(allowed))
 
 

@@ -27,7 +27,7 @@ def complete_document(
     """Make ``app.openapi()`` return the complete document.
 
     ``plain_paths`` are described by hand; ``described`` are FastAPI routes that are not mounted
-    in the app but describe plain routes of it.
+    in the app but describe its plain routes.
     """
 
     def document() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _document(
     for body in _bodies(Body):
         name = re.sub(r"\W", "_", body.__name__)
         if name in schemas:
-            with suppress(LookupError):  # nested in other bodies, whose examples show it
+            with suppress(LookupError):  # nested in other bodies, whose examples include it
                 schemas[name]["examples"] = [body.example()]
     document["components"]["securitySchemes"] = SECURITY
     for path, item in document["paths"].items():
@@ -64,7 +64,7 @@ def _document(
 
 
 def _bodies(kind: type[Body]) -> Iterator[type[Body]]:
-    """Return every declared body, including those of pages."""
+    """Yield every declared body, including those of pages."""
     for body in kind.__subclasses__():
         yield body
         yield from _bodies(body)

@@ -19,7 +19,7 @@ HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
 # every variable that the SDK reads; a test checks them against its sources and the docs
 SDK_VARIABLES = ("CALIBRD_API_KEY", "CALIBRD_CACHE_DIR", "CALIBRD_STATE_DIR", "CALIBRD_URL")
-# variables that are no settings: of the SDK, the supervisor's workers and the tests
+# variables that are not settings: those of the SDK, the supervisor's workers and the tests
 OTHER_VARIABLES = re.compile(rf"{'|'.join(SDK_VARIABLES)}|CALIBRD_(SUPERVISOR|SLOT|TEST_.*)")
 
 
@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     )
 
     host: str = "127.0.0.1"
-    """Address to listen on; any other than loopback needs a key."""
+    """Address to listen on; any address other than loopback requires a key."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
     data_dir: Path = Path("calibrd-data")
@@ -39,13 +39,13 @@ class Settings(BaseSettings):
     database_url: str = ""
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     database_seconds: float = Field(3.0, ge=1)
-    """Seconds that a call waits for PostgreSQL, or a statement may take on SQLite, before 503."""
+    """Seconds a call may wait for PostgreSQL, or a statement may take on SQLite, before 503."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""
-    """URL at which clients reach the S3 server, if it differs from the service's; to presign."""
+    """URL at which clients reach the S3 server, for signed URLs; empty means the service's."""
     workers: int = Field(1, ge=0, le=64)
-    """Worker processes that `serve` starts beside the API."""
+    """Worker processes that `serve` starts alongside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
     log_format: Literal["auto", "json", "console"] = "auto"
@@ -55,55 +55,55 @@ class Settings(BaseSettings):
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Largest part of an upload in parts."""
     max_open_uploads: int = Field(200, ge=1)
-    """Most uncommitted uploads in parts per workspace."""
+    """Maximum number of uncommitted uploads in parts per workspace."""
     max_open_upload_bytes: int = Field(0, ge=0)
-    """Most bytes of all their parts together; 0 means 4 times max_upload_bytes."""
+    """Maximum total bytes of the parts of these uploads; 0 means 4 times max_upload_bytes."""
     max_workspace_bytes: int = Field(0, ge=0)
-    """Most bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
+    """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; more wait. A workspace gets half of it."""
+    """Memory for large bodies and responses in flight; others wait. A workspace gets half of it."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
-    """Largest JSON or CSV body; use npy, npz or safetensors beyond it."""
+    """Largest JSON or CSV body; use npy, npz or safetensors beyond that."""
     max_classes: int = Field(100_000, ge=2)
-    """Most classes of a dataset."""
+    """Maximum number of classes in a dataset."""
     body_timeout: float = Field(20.0, gt=0)
-    """Seconds without any byte of the body before 408."""
+    """Seconds without a byte of the body before 408."""
     body_least_rate: int = Field(16384, ge=0)
-    """Average bytes per second that a body must reach after body_timeout."""
+    """Minimum average bytes per second of a body after body_timeout."""
     body_seconds: float = Field(3600.0, gt=0)
-    """Most seconds that a body may take; send larger uploads in parts."""
+    """Maximum seconds that a body may take; send larger uploads in parts."""
     response_timeout: float = Field(20.0, gt=0)
-    """Seconds after which a client that does not read its response is disconnected."""
+    """Seconds after which a client that is not reading its response is disconnected."""
     max_requests_per_key: int = Field(256, ge=1)
     """Concurrent requests per key; more get 429."""
     max_waits_per_key: int = Field(256, ge=1)
     """Concurrent event streams and waiting requests per key; more get 429."""
     max_connections_per_address: int = Field(2048, ge=16)
-    """Open connections per address; beyond it idle ones are closed. Raise it behind a proxy."""
+    """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
-    """Most fits per workspace that wait or run; more get 429."""
+    """Maximum number of waiting and running fits per workspace; more get 429."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)
-    """Most memory that a fit may need, by estimate."""
+    """Maximum estimated memory of a fit."""
     fit_attempts: int = Field(3, ge=1)
     """Attempts of a fit before it fails with worker_lost."""
     dataset_days: float = Field(0.0, ge=0)
-    """Days after which datasets are deleted; 0 keeps them."""
+    """Days after which datasets are deleted; 0 keeps them forever."""
     sweep_hours: float = Field(24.0, ge=0)
-    """Hours, at least 2, after which orphaned blobs are deleted; 0 keeps them."""
+    """Hours (at least 2) after which orphaned blobs are deleted; 0 keeps them."""
     idempotency_hours: float = Field(24.0, gt=0)
     """Hours that an Idempotency-Key is remembered."""
     refresh_seconds: float = Field(1.0, gt=0, le=60)
-    """Seconds between two looks for moved aliases and changed keys."""
+    """Seconds between two checks for moved aliases and changed keys."""
     map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Memory for the maps that predict applies."""
     render_seconds: float = Field(20.0, gt=0)
     """Time limit for drawing a report."""
     help_dir: Path = Path("site")
-    """Folder of the documentation that `make docs` builds, shown at /help if it is there."""
+    """Folder of the documentation that `make docs` builds, served at /help if it exists."""
 
     @field_validator("database_url")
     @classmethod
@@ -157,12 +157,12 @@ class Settings(BaseSettings):
 
 
 def settings_from(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings, with flags taking precedence; names that are no setting are ignored."""
+    """Return the settings; flags take precedence, and names that are not settings are ignored."""
     return Settings(**{name: flags[name] for name in Settings.model_fields if name in flags})
 
 
 def unknown_variables(names: Iterable[str]) -> dict[str, str | None]:
-    """Return variables that look like settings but are none, each with the closest setting.
+    """Return variables that look like settings but are not, each with the closest setting.
 
     >>> unknown_variables(["CALIBRD_DATADIR", "CALIBRD_PORT", "CALIBRD_XYZ", "HOME"])
     {'CALIBRD_DATADIR': 'CALIBRD_DATA_DIR', 'CALIBRD_XYZ': None}

@@ -2,10 +2,10 @@
 
     python studies/adafocal.py [--data PATH] [--explore] [--quick]
 
-30,000 images train, 10,000 steer AdaFocal and fit TS and SMART, 10,000 are for choosing settings
-(--explore), and the 10,000 test images are for the table only. Each finished run is stored in
---kept, so that an interrupted study resumes; delete the folder to start over. The tables and the
-chart of docs/studies/adafocal.md are written into --out.
+30,000 images are for training, 10,000 for AdaFocal's updates and for fitting TS and SMART, 10,000
+for choosing settings (--explore), and the 10,000 test images for the table only. Each finished run
+is stored in --kept, so that an interrupted study resumes; delete the folder to start over. The
+tables and the chart of docs/studies/adafocal.md are written into --out.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def exploration(epochs: int) -> list[Plan]:
 def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
-    parser.add_argument("--explore", action="store_true", help="compare AdaFocal's settings only")
-    parser.add_argument("--quick", action="store_true", help="synthetic images: does it work?")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument("--data", type=Path, help=".npz file or folder; see fashion_mnist.load")
+    parser.add_argument("--explore", action="store_true", help="only compare AdaFocal's settings")
+    parser.add_argument("--quick", action="store_true", help="smoke test on synthetic images")
+    parser.add_argument("--processes", type=int, default=2, help="parallel runs, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-adafocal"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     return parser.parse_args()

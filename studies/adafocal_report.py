@@ -46,7 +46,7 @@ def _by_loss(runs: list[Found]) -> dict[str, list[Found]]:
 
 
 def _against_ce(runs: list[Found]) -> list[str]:
-    """Return lines that compare AdaFocal with CE before any map, with its ECE and bins."""
+    """Return lines that compare AdaFocal with CE before any map, by ECE, error and bins."""
     found = _by_loss(runs)
     ce = {figure: _mean(found["CE"], figure) for figure in ("ece", "error")}
     return [
@@ -62,7 +62,7 @@ def _mean(runs: list[Found], figure: str) -> float:
 
 
 def _moved(runs: list[Found]) -> str:
-    """Return the range of the validation ECE in the second half, and of a run's switches."""
+    """Return the range of the validation ECE in the second half, and of the switches per run."""
     late = [100 * one["ece"] for r in runs for one in r["course"][len(r["course"]) // 2 :]]
     counts = [sum(len(step["switched"]) for step in gamma_steps(r)) for r in runs]
     gammas = [gamma for r in runs for gamma in r["states"][-1]["gammas"]]

@@ -27,7 +27,7 @@ MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "
 
 @dataclass(frozen=True)
 class Plan:
-    """A loss (AdaFocal with its rate and its updates per epoch), a seed and a length."""
+    """A loss (AdaFocal with its rate and updates per epoch), a seed and a number of epochs."""
 
     loss: str
     seed: int
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """Name of the file of the run."""
+        """Name of the run's file."""
         parts = [self.loss.replace(" ", "-"), f"seed{self.seed}", f"{self.epochs}epochs"]
         return "_".join([*parts, f"rate{self.rate:g}", f"updates{self.updates}"])
 
@@ -58,7 +58,7 @@ def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
     """Train, and measure on every part not used for training or adaptation.
 
     ``parts`` are train, validation (for AdaFocal and the maps), and those to measure on.
-    The result is plain JSON: figures by part and map, AdaFocal's states, and the course by epoch:
+    The result is plain JSON: figures by part and map, AdaFocal's states, and the metrics by epoch,
     on the selection part if there is one, else on validation.
     """
     start = time.perf_counter()

@@ -38,7 +38,7 @@ class Images:
         return Images(self.pixels[rows], self.labels[rows])
 
     def tensor(self) -> torch.Tensor:
-        """Return pixels as network input: (n, 1, 28, 28), of mean 0 and deviation 1 over all."""
+        """Return pixels as network input: (n, 1, 28, 28), with mean 0 and deviation 1."""
         values = torch.from_numpy(self.pixels).float().div_(255)
         return values.sub_(MEAN).div_(DEVIATION).unsqueeze(1)
 
@@ -47,8 +47,8 @@ def load(path: Path | None = None) -> tuple[Images, Images]:
     """Return the 60,000 training and the 10,000 test images.
 
     ``path`` is an .npz with x_train, y_train, x_test and y_test, or a folder with the four packed
-    IDX files. Without it Debian's package is read, and where that is not installed a folder in
-    the user's cache, into which missing files are downloaded.
+    IDX files. Without it, Debian's package is read or, if that is not installed, a folder in the
+    user's cache, to which missing files are downloaded.
     """
     if path is not None and path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
@@ -68,7 +68,7 @@ def load(path: Path | None = None) -> tuple[Images, Images]:
 
 
 def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
-    """Return the parts of a study; half of the 60,000 train. ``explore`` has no test images."""
+    """Return the parts of a study; half of the 60,000 are for training. ``explore`` omits test."""
     order = np.random.RandomState(0).permutation(len(train.labels))
     sixth = len(order) // 6
     parts = {

@@ -2,9 +2,9 @@
 
     python studies/interval_coverage.py
 
-A model of 10 classes, overconfident by 1.5 before; after, its logits have noise of their own, which
-changes some predictions. The truth is that of a sample of a million rows. Writes the table of
-docs/studies/verdicts.md.
+A model with 10 classes is overconfident by a factor of 1.5 before; after, its logits carry
+independent noise, which changes some predictions. The true values come from a sample of a million
+rows. The table of docs/studies/verdicts.md is written.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def covered(n: int, expected: dict[str, dict[str, float]], seeds: Iterable[int])
 
 
 def table(found: dict[int, Counter[Key]], sets: dict[int, int]) -> str:
-    """Return coverage in percent: of the intervals now, and of the row bootstrap."""
+    """Return the coverage in percent of the current intervals and of the row bootstrap."""
     lines = [
         f"| interval | {' | '.join(f'{n:,} rows' for n in found)} |",
         f"|---|{'---:|' * len(found)}",
@@ -112,7 +112,7 @@ def table(found: dict[int, Counter[Key]], sets: dict[int, int]) -> str:
 def main() -> None:
     """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the usual sets")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the usual sets")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("docs/studies/verdicts.md"))
     options = parser.parse_args()

@@ -19,7 +19,7 @@ Found = dict[str, Any]
 def run_all(
     plans: Sequence[Any], run: Callable[..., Found], parts: Any, folder: Path, processes: int
 ) -> list[Found]:
-    """Return the results of ``run(plan, parts)`` in order, stored ones without running again.
+    """Return the results of ``run(plan, parts)`` in order; stored runs are not repeated.
 
     A plan is a frozen dataclass of plain values with the name of its ``file``; a result is
     plain JSON with its ``seconds``, to which the plan is added.

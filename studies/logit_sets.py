@@ -1,9 +1,9 @@
-"""Real logits in a folder of .npz files, and the pairs of fit and test rows the studies use.
+"""Real logits in a folder of .npz files, and the pairs of fit and test rows that the studies use.
 
-Splits s = 0..4 are ``np.random.RandomState(s).permutation(n)``, the first half fits and the second
-tests; a set ``name__test`` fits on ``name__cal`` instead, and ``name_noise`` on all of ``name``,
-once. Sets ending in ``_noise`` or with ``__shift_`` are shifted: they are shown, but are not part
-of a mean.
+Splits s = 0..4 are ``np.random.RandomState(s).permutation(n)``: the first half is for fitting, the
+second for testing. A set ``name__test`` is fitted on ``name__cal`` instead, and ``name_noise`` on
+all of ``name``, once. Sets ending in ``_noise`` or with ``__shift_`` are shifted: they are shown,
+but are not part of a mean.
 """
 
 from __future__ import annotations

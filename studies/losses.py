@@ -2,8 +2,8 @@
 
     python studies/losses.py [--data PATH] [--explore] [--quick]
 
-30,000 images train (balanced, or a long tail of them), 10,000 fit TS and SMART and are for the
-losses that adapt, 10,000 are for choosing settings (--explore), and the 10,000 test images are
+30,000 images are for training (balanced, or a long tail of them), 10,000 for fitting TS and SMART
+and for the losses that adapt, 10,000 for choosing settings (--explore), and the 10,000 test images
 for the tables only. Each finished run is stored in --kept, so that an interrupted study resumes;
 delete the folder to start over. The tables and charts of docs/studies/losses.md are written into
 --out.
@@ -29,7 +29,7 @@ from calibrators.losses import all_losses
 EPOCHS = {BALANCED: 20, TAIL: 40}
 SEEDS = (0, 1, 2)
 MAIN = ("cross_entropy", "focal", "adafocal", "seca", "selective_risk", "refcal")
-# settings of losses that are run with other than their defaults; the long tail uses the last
+# settings of losses that are not run with their defaults; the long tail uses the last
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "adafocal": ({"rate": 30.0},),  # chosen in docs/studies/adafocal.md
     "selective_risk": ({}, {"score": "neg_entropy", "smoothing": 0.02}),  # chosen by --explore
@@ -76,7 +76,7 @@ def exploration(epochs: int) -> list[Plan]:
 def minutes(plans: Sequence[Plan], processes: int) -> float:
     """Estimate the minutes of these runs on idle cores.
 
-    A long tail has a quarter of the images to train, and as many to validate after each epoch.
+    A long tail has a quarter of the training images, but all validation images after each epoch.
     """
     epochs = sum(one.epochs * (1 if one.task == BALANCED else 0.4) for one in plans)
     return epochs * SECONDS / 60 / processes
@@ -85,10 +85,10 @@ def minutes(plans: Sequence[Plan], processes: int) -> float:
 def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="an .npz or a folder, as fashion_mnist.load says")
-    parser.add_argument("--explore", action="store_true", help="compare settings only")
-    parser.add_argument("--quick", action="store_true", help="synthetic images: does it work?")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument("--data", type=Path, help=".npz file or folder; see fashion_mnist.load")
+    parser.add_argument("--explore", action="store_true", help="only compare settings")
+    parser.add_argument("--quick", action="store_true", help="smoke test on synthetic images")
+    parser.add_argument("--processes", type=int, default=2, help="parallel runs, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-losses"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     return parser.parse_args()
@@ -103,7 +103,7 @@ def main() -> None:
     images = (synthetic(900, 1), synthetic(200, 2)) if options.quick else load(options.data)
     sys.stderr.write(
         f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on idle cores; "
-        f"those in {options.kept} are not run again\n"
+        f"runs stored in {options.kept} are not repeated\n"
     )
     parts = divided(*images, options.explore) | {"digits": digits(), "noise": noise()}
     found = run_all(plans, run, parts, options.kept, options.processes)

@@ -75,7 +75,7 @@ def against_ce(runs: Sequence[Found]) -> str:
     found = by_loss(runs)
     ce = found.pop("cross_entropy")
     ranked = sorted(found.items(), key=lambda one: mean(one[1], "ece"))
-    lines = ["ECE before any map, as a share of cross-entropy's, and points of error more:", ""]
+    lines = ["ECE before any map, relative to cross-entropy's, and change in error (points):", ""]
     lines += [
         f"- {loss}: {mean(of, 'ece') / mean(ce, 'ece'):.2f}, "
         f"{mean(of, 'error') - mean(ce, 'error'):+.2f}"
@@ -112,7 +112,7 @@ def explored(runs: Sequence[Found]) -> str:
 
 
 def reliability_chart(runs: Sequence[Found]) -> dict[str, Any]:
-    """Return the reliability diagram of each loss before any map, of its first seed."""
+    """Return the reliability diagram of each loss before any map, for its first seed."""
     panels = []
     for loss, found in by_loss(runs).items():
         first = found[0]

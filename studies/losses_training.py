@@ -32,7 +32,7 @@ MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "
 
 @dataclass(frozen=True)
 class Plan:
-    """A loss with its parameters, a task, a seed and a length."""
+    """A loss with its parameters, a task, a seed and a number of epochs."""
 
     loss: str
     params: tuple[tuple[str, Any], ...]
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """Name of the file of the run."""
+        """Name of the run's file."""
         params = [f"{name}-{value}" for name, value in self.params]
         parts = [self.task.replace(" ", "-"), self.loss, *params, f"seed{self.seed}"]
         return "_".join([*parts, f"{self.epochs}epochs"])
@@ -71,7 +71,7 @@ def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
 
 
 def sizes(loss: str, samples: int) -> dict[str, int]:
-    """Return the sizes that a loss with a memory must know beforehand."""
+    """Return the sizes that a loss with a memory needs beforehand."""
     known = {"correctness_ranking": {"samples": samples}, "online_label_smoothing": {"classes": 10}}
     return known.get(loss, {})
 

@@ -2,7 +2,7 @@
 
     python studies/posthoc.py FOLDER [--only main] [--methods auto,smart,temperature --out FOLDER]
 
-FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py says how they are split. Each
+FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py describes the splits. Each
 finished fit is stored in --kept, so that an interrupted study resumes; delete the folder to start
 over. The tables and the chart of docs/studies/posthoc.md are written into --out.
 """
@@ -70,7 +70,7 @@ def main_recipes() -> list[Recipe]:
 
 
 def smart_variants() -> list[Recipe]:
-    """Return SMART with other objectives and indicators than its defaults."""
+    """Return SMART with objectives and indicators other than its defaults."""
     objectives = [("smart", {"objective": name}) for name in OBJECTIVES]
     return [*objectives, *(("smart", {"indicator": name}) for name in INDICATORS)]
 
@@ -96,14 +96,14 @@ def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=2, help="fits at a time, a core each")
+    parser.add_argument("--processes", type=int, default=2, help="parallel fits, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-posthoc"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
-    parser.add_argument("--only", choices=PARTS, help="a part of it")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
     parser.add_argument(
         "--methods",
         type=lambda text: text.split(","),
-        help="the methods of the main part, temperature among them; the default is all",
+        help="methods of the main part, including temperature; default: all",
     )
     options = parser.parse_args()
     if not set_names(options.folder):

@@ -15,7 +15,7 @@ MIN_SHOWN = 0.05
 
 
 def _whole(found: Sequence[Found]) -> list[Found]:
-    """Return the fits on sets that have all the planned rows at every size."""
+    """Return the fits on sets that have enough rows for every planned size."""
     short = {one["plan"]["data"] for one in found if one["rows"] < one["plan"]["rows"]}
     return [one for one in found if one["plan"]["data"] not in short]
 
@@ -52,7 +52,7 @@ def few_rows_table(found: Sequence[Found]) -> str:
 def few_rows_chart(found: Sequence[Found]) -> dict[str, Any]:
     """Draw the error above the floor by the number of rows, a line for each method.
 
-    The axis is logarithmic: what is below MIN_SHOWN, or negative, is drawn there.
+    The axis is logarithmic: values below MIN_SHOWN, or negative, are drawn at MIN_SHOWN.
     """
     values = [
         {"method": method, "rows": rows, "above": max(value, MIN_SHOWN)}

@@ -24,7 +24,7 @@ from calibrators.registry import make_recipe
 
 FLOOR_DRAWS = 100
 DRAWS = 400
-# fields of a map that say what input it takes
+# fields of a map that describe its input
 NOT_FITTED = ("k", "kind", "floor", "rounding", "ratio", "kept")
 
 
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """Name of the file of the fit."""
+        """Name of the fit's file."""
         rows = f"-{self.rows}" if self.rows else ""
         return f"{self.data}-{self.split}-{self.title}{rows}".replace(" ", "-").replace("/", "-")
 

@@ -74,14 +74,14 @@ def ranks(methods: dict[str, list[Found]]) -> dict[str, tuple[float, float, floa
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks from 1; equal values, such as auto and its winner, share their mean."""
+    """Return ranks from 1; equal values, such as auto and its winner, share their mean rank."""
     below = (values < values[:, np.newaxis]).sum(axis=1)
     not_above = (values <= values[:, np.newaxis]).sum(axis=1)
     return (below + 1 + not_above) / 2
 
 
 def main_table(found: Sequence[Found]) -> str:
-    """Return means over the same-distribution sets, the least ECE above its floor first."""
+    """Return means over the same-distribution sets, lowest ECE above its floor first."""
     methods = grouped(same_distribution(found), called)
     placed = ranks(methods)
     heads = [*(title for title, _ in COLUMNS.values()), "parameters", "keeps class"]
@@ -99,7 +99,7 @@ def main_table(found: Sequence[Found]) -> str:
 
 
 def by_set_table(found: Sequence[Found]) -> str:
-    """Return the ECE above its floor of each method on each set, the shifted ones last."""
+    """Return the ECE above its floor for each method and set, shifted sets last."""
     methods = grouped(found, called)
     order = sorted(methods, key=lambda name: mean(same_distribution(methods[name]), "above"))
     sets = sorted({one["plan"]["data"] for one in found}, key=lambda name: (is_shifted(name), name))
@@ -111,7 +111,7 @@ def by_set_table(found: Sequence[Found]) -> str:
 
 
 def change(ones: Sequence[Found]) -> tuple[float, float, float]:
-    """Return ECE minus that of TS, with a 95 % interval over splits, or rows if there is one."""
+    """Return ECE minus that of TS, with a 95 % interval over splits, or over rows for one."""
     if len(ones) == 1:
         only = ones[0]["change"]
         return only["value"], only["low"], only["high"]

@@ -1,9 +1,10 @@
-"""The present fit of SMART against the 300 steps over all rows that it replaced, on real logits.
+"""The current SMART fit against the 300 steps over all rows that it replaced, on real logits.
 
     PYTHONPATH=. python studies/smart_change.py FOLDER
 
-Both are fitted on the same rows, all or the first of a split's fit half, and judged on its
-test half. Differences are new minus old, a mean for each set; the interval is Student's over sets.
+Both are fitted on the same rows (all rows of a split's fit half, or its first rows) and judged on
+its test half. Differences are new minus old, averaged for each set; the interval is Student's over
+sets.
 The table of docs/studies/smart.md is written into --out.
 """
 
@@ -43,7 +44,7 @@ class Plan:
 
     @property
     def file(self) -> str:
-        """Name of the file of the fits."""
+        """Name of the file with both fits."""
         return f"{self.data}-{self.split}-{self.rows}"
 
 
@@ -105,7 +106,7 @@ def main() -> None:
     """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=2, help="fits at a time, a core each")
+    parser.add_argument("--processes", type=int, default=2, help="parallel fits, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-smart"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     options: Any = parser.parse_args()

@@ -2,9 +2,9 @@
 
     make study-verdicts
 
-Three questions. Is a calibrated model called improved or worse? Is a map that ruins ranking or
-accuracy called improved? And is a map that helps called improved? Labels are drawn from the
-softmax of normal logits, so the truth is known; writes the table of docs/studies/verdicts.md.
+The study asks three questions. Is a calibrated model called improved or worse? Is a map that ruins
+ranking or accuracy called improved? Is a map that helps called improved? Labels are drawn from the
+softmax of normal logits, so the truth is known. The table of docs/studies/verdicts.md is written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETS = 1000
 
 
 class Case(NamedTuple):
-    """A line of the table: what is judged, on how many rows of how many classes."""
+    """A row of the table: what is judged, on how many rows and classes."""
 
     question: str
     name: str
@@ -59,7 +59,7 @@ def scaled(case: Case, random: np.random.Generator) -> Verdict | None:
 
 
 def exchanged(case: Case, random: np.random.Generator) -> Verdict | None:
-    """Compare two equally good models: the true logits, each with noise of its own."""
+    """Compare two equally good models: the true logits, each with independent noise."""
     logits, labels = truth(case.n, case.k, random)
     before, after = (
         softmax(logits + PERTURBED * random.normal(size=logits.shape)) for _ in range(2)
@@ -178,7 +178,7 @@ HEAD = (
 def main() -> None:
     """Run the study and write its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=SETS, help="simulated sets of each line")
+    parser.add_argument("--sets", type=int, default=SETS, help="simulated sets per row")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("docs/studies/verdicts.md"))
     options = parser.parse_args()

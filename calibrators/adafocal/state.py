@@ -1,4 +1,4 @@
-"""The state that steers AdaFocal's loss, and its update: pure numpy."""
+"""The state that controls AdaFocal's loss, and its update: pure numpy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_EXPONENT = 700.0
 class Settings:
     """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
 
-    ``adafocal``: gamma times ``exp(rate (C - A))``, and its sign switches (focal, inverse-focal)
-    where its size falls below ``switch_at``. ``calfocal``, its ancestor without memory:
-    gamma = ``exp(rate (C - A))``, or with p in place of C for every sample
-    (``calfocal_per_sample``).
+    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))`` and switches its sign (focal,
+    inverse-focal) when its magnitude falls below ``switch_at``. ``calfocal``, its memoryless
+    predecessor, sets gamma to ``exp(rate (C - A))``; ``calfocal_per_sample`` uses the p of each
+    sample in place of C.
     """
 
     bins: Annotated[int, Ge(1), Le(1000)] = 15
@@ -43,7 +43,7 @@ class Settings:
         if self.switch_at > min(self.gamma_max, -self.gamma_min):
             raise ParameterError(
                 "bad_parameter",
-                f"Settings.switch_at must lie inside gamma_min and gamma_max, got {self.switch_at}",
+                f"switch_at must be at most gamma_max and -gamma_min, got {self.switch_at}",
             )
 
 
@@ -75,14 +75,14 @@ class AdaFocalState:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
-            raise DataError("bad_state", "edges must rise from 0 to 1")
+            raise DataError("bad_state", "edges must increase from 0 to 1")
         low, high = self.settings.gamma_min, self.settings.gamma_max
         if not ((self.gammas >= low) & (self.gammas <= high)).all():
             raise DataError("bad_state", f"gammas must lie between {low:g} and {high:g}")
         if (self.accuracy < 0).any() or (self.accuracy > 1).any():
             raise DataError("bad_state", "accuracy must lie in [0, 1]")
         if not isinstance(self.step, int) or isinstance(self.step, bool) or self.step < 0:
-            raise DataError("bad_state", f"step must be a whole number from 0, got {self.step!r}")
+            raise DataError("bad_state", f"step must be a non-negative integer, got {self.step!r}")
 
     @classmethod
     def initial(cls, bins: int = 15, **settings: Any) -> AdaFocalState:
@@ -120,7 +120,7 @@ class AdaFocalState:
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Return whether both are equal up to rounding: exp differs in the last bit by machine."""
+        """Return whether both are equal up to rounding: the last bit of exp varies by machine."""
         return (
             self.settings == other.settings
             and self.step == other.step

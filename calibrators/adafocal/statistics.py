@@ -1,4 +1,4 @@
-"""Bin statistics of a validation pass: small, exact to merge in any order, enough for AdaFocal."""
+"""Bin statistics of a validation pass: small, exactly mergeable in any order, and sufficient."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class ExactRows:
     def __post_init__(self) -> None:
         keys = self.keys
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
-            raise DataError("bad_statistics", "rows must be ascending keys of uint32")
+            raise DataError("bad_statistics", "rows must be ascending uint32 keys")
         if keys.size and keys[-1] >= 2 * PLACES:
             raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
         keys.flags.writeable = False
 
     @classmethod
     def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
-        """Make rows from log-odds, which may be infinite, and whether each row was right."""
+        """Build rows from log-odds, which may be infinite, and whether each row was right."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
 
@@ -107,7 +107,7 @@ class CountedRows:
     def __post_init__(self) -> None:
         table = self.table
         if table.shape != (2, CELLS) or table.dtype != np.int64:
-            raise DataError("bad_statistics", f"cells must be (2, {CELLS}) numbers of int64")
+            raise DataError("bad_statistics", f"cells must be (2, {CELLS}) int64 numbers")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
             raise DataError("bad_statistics", "these statistics contradict themselves")
         table.flags.writeable = False
@@ -143,7 +143,7 @@ Spread = ExactRows | CountedRows
 
 @dataclass(frozen=True)
 class Summary:
-    """Metrics of a validation pass; ``nll`` is None where it was not observed."""
+    """Metrics of a validation pass; ``nll`` is None if it was not observed."""
 
     rows: int
     accuracy: float
@@ -160,10 +160,10 @@ class BinStatistics:
     ``spread`` is the distribution of the rows over the log-odds ``log(c / (1 - c))`` of the
     confidence c, the probability of the predicted class (a scale of c itself fails near 1). Up to
     131,072 rows are kept individually, to 2^-20, so that bins of equal mass are exact; more are
-    counted in 32,768 cells, whose mean confidences are right to 7e-5. ``sums`` are those of the 15
-    equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the number of rows
-    whose NLL is known, and the sum of their NLL (each at most 2^14) in units of 2^-24. All are
-    integers: merged in any order, on any number of machines, they are the same bits.
+    counted in 32,768 cells, whose mean confidences are accurate to 7e-5. ``sums`` holds the sums of
+    the 15 equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the number of
+    rows whose NLL is known, and the sum of their NLL (each at most 2^14) in units of 2^-24. All are
+    integers: merged in any order, on any number of machines, the result is the same to the bit.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -179,7 +179,7 @@ class BinStatistics:
 
     def __post_init__(self) -> None:
         if self.sums.shape != (SUMS,) or self.sums.dtype != np.int64:
-            raise DataError("bad_statistics", f"sums must be {SUMS} numbers of int64")
+            raise DataError("bad_statistics", f"sums must be {SUMS} int64 numbers")
         self.sums.flags.writeable = False
         rows = self.rows
         sound = (
@@ -211,14 +211,14 @@ class BinStatistics:
 
     @classmethod
     def from_logits(cls, logits: ArrayLike, labels: ArrayLike) -> BinStatistics:
-        """Make statistics from logits (n, k), or (n,) of class 1, and labels (n,)."""
+        """Build statistics from logits (n, k), or (n,) of class 1, and labels (n,)."""
         return cls.from_log_odds(*row_terms(logits, labels))
 
     @classmethod
     def from_log_odds(
         cls, odds: ArrayLike, correct: ArrayLike, nll: ArrayLike | None = None
     ) -> BinStatistics:
-        """Make statistics from the fields of ``RowTerms``, such as a device has computed them."""
+        """Build statistics from the fields of ``RowTerms``, for example as computed on a GPU."""
         log_odds = np.asarray(odds, dtype=np.float64)
         hits = as_hits(correct, "odds", log_odds)
         losses = None if nll is None else np.asarray(nll, dtype=np.float64)
@@ -301,7 +301,7 @@ class BinStatistics:
         )
 
     def to_bytes(self) -> bytes:
-        """Return compact bytes: one or two per row, or some ten thousand for cells."""
+        """Return compact bytes: one or two per row, or some ten thousand in total for cells."""
         return MAGIC + zlib.compress(plain_bytes(self.spread, self.sums), 6)
 
     @classmethod

@@ -37,8 +37,9 @@ WIDTH = 560
 def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
     """Draw the reliability of low, middle and high margins (Figure 15 of the SMART paper).
 
-    Points are equal-mass bins; the axes of a panel begin near its lowest point. If one temperature
-    serves all rows, thirds can err in different directions and the whole look better than they do.
+    Points are equal-mass bins; the axes of a panel begin near its lowest point. With one
+    temperature for all rows, the thirds can err in opposite directions, so that the whole looks
+    better than they do.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
@@ -57,7 +58,7 @@ def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
 
     For maps of temperature type; ``logits`` (n, k) are the input of the map
     (probabilities, if it was fitted on those). A band spans the temperatures of the middle 80 % of
-    the rows at a margin: it has no width where the margin alone decides.
+    the rows at a margin: it has no width if the temperature depends on the margin alone.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> chart = temperature_curve(TemperatureMap(k=2, temperature=1.5), [[0.0, 1.0], [0.0, 3.0]])
@@ -66,7 +67,7 @@ def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
     """
     cells = temperatures_at(fitted, logits)
     if not cells:
-        raise DataError("no_finite_margin", "logits must hold a row with two finite logits")
+        raise DataError("no_finite_margin", "logits must contain a row with two finite logits")
     return _temperatures(cells, fitted.method, len(np.atleast_1d(logits)))
 
 
@@ -82,7 +83,7 @@ def temperatures(report: Report) -> Spec:
     'temperature, over the margins of 10 rows; dashed: unchanged'
     """
     if not report.temperatures:
-        raise DataError("no_temperatures", "report must hold temperatures, got none")
+        raise DataError("no_temperatures", "report must contain temperatures, got none")
     return _temperatures(report.temperatures, str(report.fit.get("method", "")), report.n)
 
 

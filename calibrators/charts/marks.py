@@ -1,4 +1,4 @@
-"""Marks of a chart as SVG: bars, rules, points, lines, areas and texts."""
+"""Marks of a chart as SVG: bars, rules, points, lines, areas and text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARK_NAMES = {"point": "symbol", "bar": "rect", "tick": "rule"}
 
 
 class MarkPosition(NamedTuple):
-    """A layer in its panel: what to draw, of which rows, on which scales."""
+    """A layer in its panel: what to draw, for which rows, on which scales."""
 
     mark: Spec
     encoding: Spec
@@ -28,7 +28,7 @@ class MarkPosition(NamedTuple):
     y: Scale
 
     def at(self, channel: str, row: Datum) -> float | None:
-        """Return the pixel of a row in a channel; None if the row has no value there."""
+        """Return the pixel position of a row in a channel; None if the row has no value there."""
         value = value_in(self.encoding.get(channel), row)
         return None if value is None else (self.x if channel[0] == "x" else self.y)(value)
 
@@ -72,7 +72,7 @@ def drawn(place: MarkPosition) -> str:
 
 
 def right_end(place: MarkPosition) -> float:
-    """Return how far to the right the texts of a layer reach."""
+    """Return how far to the right the text of a layer reaches."""
     if place.mark["type"] != "text":
         return 0.0
     size, field = place.mark["fontSize"], place.encoding["text"]["field"]
@@ -193,5 +193,5 @@ def pixels(value: float) -> str:
 
 
 def xml(text: object) -> str:
-    """Return a text escaped for XML; characters that XML does not allow are replaced."""
+    """Return a string escaped for XML; characters that XML does not allow are replaced."""
     return escape(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", str(text)))

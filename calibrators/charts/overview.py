@@ -1,4 +1,4 @@
-"""The overview of a report: verdict, ECE beside its noise floor, reliability diagrams."""
+"""The overview of a report: verdict, ECE with its noise floor, reliability diagrams."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Step = Mapping[str, Any]
 
 DATA = "steps"
 WIDTH, HEIGHT, SMALL = 560, 300, 180
-# legends below each other, for narrow screens
+# stacked legends, for narrow screens
 STACKED = {"bottom": {"direction": "vertical", "anchor": "start"}}
 
 

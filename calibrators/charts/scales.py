@@ -75,7 +75,7 @@ def linear_scale(spec: Spec, axis: Spec, values: Sequence[float], pixels: float)
         if "padding" in spec:
             extra = (high - low) * spec["padding"] / max(1.0, pixels - 2 * spec["padding"])
             low, high = low - extra, high + extra
-    if not high - low > abs(high) * 1e-12:  # a single value, or two that are equal to rounding
+    if not high - low > abs(high) * 1e-12:  # a single value, or two that are equal up to rounding
         low, high = low - 0.5 - abs(low) / 2, high + 0.5 + abs(high) / 2
         low = max(low, 0.0) if values and min(values) >= 0 else low
     if "domain" not in spec and spec.get("nice", True):
@@ -120,7 +120,7 @@ def _multiple(times: int, step: float) -> float:
 
 
 def number(value: float, form: str | None = None) -> str:
-    """Return a number in a format of a chart; None means as short as possible.
+    """Format a number as a chart does; None means as short as possible.
 
     >>> number(1234.0, ",d"), number(0.015, ".1%"), number(2.50)
     ('1,234', '1.5%', '2.5')
@@ -140,6 +140,6 @@ def tick_labels(values: Sequence[float], form: str | None) -> list[str]:
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Return the approximate width of a text in pixels."""
+    """Return the approximate width of a string in pixels."""
     widths = sum(WIDTHS.get(one, MEAN_WIDTH) for one in text)
     return widths / 1000 * size * (1.08 if bold else 1.0) * ROOM

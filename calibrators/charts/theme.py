@@ -69,7 +69,7 @@ def finished(spec: Spec, description: str) -> Spec:
 
 
 def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
-    """Return the encoding of a share, on an axis from ``lowest`` to 1 whatever the data."""
+    """Return the encoding of a share, on an axis from ``lowest`` to 1 regardless of the data."""
     digits = 1 if lowest == 0 else 2 if lowest < 0.95 else 3
     axis: Spec = {"title": title, "tickCount": 5, "format": f".{digits}f"}
     return {

@@ -54,25 +54,25 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
     """Return the rows common to both; raise DataError if they are too few to compare."""
     common = in_common(first, second)
     if common is None:
-        raise DataError("other_data", "the two were judged on rows of different data sets")
+        raise DataError("other_data", "the two fits were judged on rows of different datasets")
     rows = common[0].n
     if rows < MIN_ROWS:
         raise DataError(
             "too_few_common_rows",
-            f"the two have {rows} judged rows in common, and at least {MIN_ROWS} are needed: "
-            "name a dataset that neither was fitted on",
+            f"the two fits have {rows} judged rows in common, but at least {MIN_ROWS} are needed: "
+            "choose a dataset that neither was fitted on",
         )
     return common
 
 
 def accuracy_change(first: JudgedRows, second: JudgedRows) -> Interval:
-    """Return the change in accuracy of `compare`, without the rest of its report."""
+    """Return the change in accuracy that `compare` reports, without the rest of the report."""
     old, new = common_rows(first, second)
     return ShareOf(lambda rows: rows.top.correct).change(old.after, new.after, LEVEL)
 
 
 def nll_change(first: JudgedRows, second: JudgedRows) -> Interval:
-    """Return the change in NLL of `compare`, without the rest of its report."""
+    """Return the change in NLL that `compare` reports, without the rest of the report."""
     old, new = common_rows(first, second)
     wider = fold_factor(max(old.folds, new.folds))
     return MeanOf(lambda rows: rows.nll).change(old.after, new.after, LEVEL).widened(wider)

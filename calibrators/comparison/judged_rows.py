@@ -1,4 +1,4 @@
-"""Judged rows: what a comparison needs of each row that a fit was judged on, as compact bytes.
+"""Judged rows: the scores of each row that a fit was judged on, as compact bytes.
 
     8 bytes   b"calibrj" and the format version
     32 bytes  sha256 of everything after it
@@ -63,12 +63,12 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class JudgedRows:
-    """Rows that a fit was judged on, before (the model) and after (its map), both unseen.
+    """Rows that a fit was judged on and had not seen: before (the model) and after (its map).
 
-    ``data`` is the fingerprint of the data set the rows belong to, ``index`` (n,) their places in
-    it, ascending; ``fitted_on`` is that of the data set the map is fitted on, the same one unless
-    a separate set judged it. ``judged`` is the number of rows before they were thinned out to
-    MAX_ROWS, and ``folds`` the number of fits that judged the rows.
+    ``data`` is the fingerprint of the data set the rows belong to, ``index`` (n,) their positions
+    in it, ascending; ``fitted_on`` is the fingerprint of the data set that the map is fitted on,
+    the same one unless a separate set was used to judge it. ``judged`` is the number of rows before
+    they were thinned out to MAX_ROWS, and ``folds`` the number of fits that judged the rows.
     """
 
     data: str
@@ -114,7 +114,7 @@ class JudgedRows:
         )
 
     def take(self, places: NDArray[np.intp]) -> JudgedRows:
-        """Return some of the rows, by their places among these."""
+        """Return the rows at the given positions among these."""
         return JudgedRows(
             self.data,
             self.fitted_on,
@@ -136,7 +136,7 @@ class JudgedRows:
             {**header, "rows": self.n, "segments": names}, sort_keys=True, separators=(",", ":")
         ).encode()
         columns = self._columns()
-        with np.errstate(over="ignore"):  # a margin beyond float32 is infinite
+        with np.errstate(over="ignore"):  # a margin beyond float32 becomes infinite
             packed = [
                 np.asarray(columns[name], kind).tobytes() for name, kind in _kinds(names).items()
             ]
@@ -185,7 +185,7 @@ class JudgedRows:
 
 
 def fingerprint(data: CalibrationSet) -> str:
-    """Return the sha256 of a data set's labels and largest logits, whatever its format and dtype.
+    """Return the sha256 of a data set's labels and largest logits, for any format and dtype.
 
     >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
     >>> fingerprint(data) == fingerprint(CalibrationSet(data.logits.astype("f4"), data.labels))
@@ -209,7 +209,7 @@ def fingerprint_of(
 def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
     """Return the positions of at most ``most`` rows, chosen by a hash of their index.
 
-    Rows in two sets of judged rows are kept in both or in neither, as far as possible.
+    Rows that occur in two sets are kept in both or in neither, as far as possible.
 
     >>> thinned(np.array([3, 5, 9]), 5).tolist()
     [0, 1, 2]
@@ -223,7 +223,7 @@ def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
 
 
 def in_common(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows] | None:
-    """Return the rows that both were judged on; None if they are not of the same data."""
+    """Return the rows that both were judged on; None if the data sets differ."""
     if (first.data, first.classes) != (second.data, second.classes):
         return None
     _, here, there = np.intersect1d(
@@ -251,7 +251,7 @@ def _kinds(names: list[str] | None) -> dict[str, str]:
 def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
     """Return header and array bytes after checking hash and lengths."""
     if len(content) < PREFIX.size or content[: len(MAGIC)] != MAGIC:
-        raise ArchiveError("not_judged_rows", "not judged rows of calibrd (bad magic bytes)")
+        raise ArchiveError("not_judged_rows", "not calibrd judged rows (bad magic bytes)")
     magic, digest, length = PREFIX.unpack_from(content)
     if magic[-1] != FORMAT:
         raise ArchiveError(
@@ -265,7 +265,7 @@ def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
     header = _parsed(text) if len(text) == length <= LONGEST_HEADER else None
     payload = content[PREFIX.size + length :]
     if header is None or len(payload) != header["rows"] * _width(header["segments"]):
-        raise ArchiveError("wrong_length", "the header of the judged rows does not describe them")
+        raise ArchiveError("wrong_length", "the header of the judged rows does not match them")
     return header, payload
 
 
@@ -274,7 +274,7 @@ def _width(names: list[str] | None) -> int:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return the header, None if it is invalid: a correct hash does not prove who wrote it."""
+    """Return the header, or None if it is invalid: a correct hash does not prove who wrote it."""
     try:
         header = json.loads(text)
         names = header["segments"]
@@ -316,4 +316,4 @@ def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
             low, high = ranges.get(name.partition("_")[0], (0, 1))
             good = bool(((values >= low) & (values <= high)).all())
         if not good:
-            raise ArchiveError("bad_values", f"{name} of the judged rows holds impossible values")
+            raise ArchiveError("bad_values", f"{name} of the judged rows has impossible values")

@@ -1,4 +1,4 @@
-"""The few figures that a decision between two maps rests on, each with its interval."""
+"""The few figures that a decision between two maps is based on, each with its interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DECIDING = ("accuracy", "brier", "nll", "ece", "refinement_auroc")
 
 
 class Figure(NamedTuple):
-    """A line of a report's table; ``is_loss`` if it is measurably worse after (`Report.lost`)."""
+    """A line of a report's table; ``is_loss``: measurably worse than before (`Report.lost`)."""
 
     row: MetricRow
     is_loss: bool

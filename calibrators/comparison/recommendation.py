@@ -37,7 +37,7 @@ SIMPLEST_FIRST = (
 
 
 class Candidate(NamedTuple):
-    """A fit to choose from; ``method`` is that of its map, ``rows`` those it was judged on."""
+    """A fit to choose from; ``method`` is that of its map, ``rows`` are those it was judged on."""
 
     name: str
     method: str
@@ -57,8 +57,8 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 
     Fits that were judged worse or on too few rows, or that lose accuracy or ranking, are
     left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows common to
-    both, contains 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits without known
-    judged rows never tie.
+    both, contains 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits whose judged
+    rows are unknown never tie.
     """
     left_out = {
         place: why for place, one in enumerate(candidates) if (why := _objection(one.report))

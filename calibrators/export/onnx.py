@@ -73,7 +73,7 @@ def export(fitted: CalibrationMap) -> bytes:
         import onnx
         import onnxruntime  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ExportError("onnx_missing", "pip install 'calibrd[onnx]' to export maps") from error
+        raise ExportError("onnx_missing", "to export maps, pip install 'calibrd[onnx]'") from error
     graph = Graph()
     start: str = fitted.kind
     _write_softmax(graph, calibrated_logits(fitted, graph, start), fitted.k)
@@ -106,7 +106,7 @@ def _write_softmax(graph: Builder, logits: str, k: int) -> None:
 
 
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
-    """Add a map from its input, logits or probabilities, to calibrated logits."""
+    """Add a map's graph from its input, logits or probabilities, to calibrated logits."""
     if fitted.kind == "probabilities":
         start = graph.add("Log", _filled(fitted, graph, start))
     return fitted.onnx_logits(graph, start)
@@ -140,7 +140,7 @@ def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
 
 
 def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
-    """Add what rounded values, and the zeros of each row, stand for in ``Zeros.restored``."""
+    """Add the values that rounded values and zeros stand for, as in ``Zeros.restored``."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
     noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
 
@@ -175,7 +175,7 @@ def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) ->
 
 
 def prove(fitted: CalibrationMap, data: bytes) -> None:
-    """Raise an ExportError unless onnxruntime yields the probabilities of the map."""
+    """Raise an ExportError unless onnxruntime yields the same probabilities as the map."""
     run = _session(data)
     rows, worst = trial_rows(fitted), 0.0
     for part in row_blocks(*rows.shape):
@@ -218,13 +218,13 @@ def _refused_by_runtime() -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base class
-        raise ExportError("not_equal", f"onnxruntime does not run the export: {error}") from error
+        raise ExportError("not_equal", f"onnxruntime cannot run the export: {error}") from error
 
 
 def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
     """Return random rows at 10 scales, ties, margins of 1e4 and -inf, of the map's kind.
 
-    16 rows per scale, fewer if there are many classes: memory does not grow with them.
+    There are 16 rows per scale, but fewer with many classes, so that memory stays bounded.
     """
     rng = np.random.default_rng(0)
     powers = 10.0 ** np.arange(-3, 7)

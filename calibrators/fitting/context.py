@@ -13,7 +13,7 @@ from calibrators.errors import CalibrationWarning, FitCancelled, FitError
 
 
 class ProgressCallback(Protocol):
-    """Callback of a fit: the step just done, of how many, and the loss if there is one."""
+    """Callback of a fit: the step just finished, the number of steps, and the loss, if any."""
 
     def __call__(self, step: int, total: int, loss: float | None) -> None:
         """Receive the progress of a fit."""
@@ -22,7 +22,7 @@ class ProgressCallback(Protocol):
 class FitContext:
     """Context of a running fit: device, progress, cancellation and warnings.
 
-    ``seconds`` is where a fit records how long its parts took; they are not part of the map, which
+    A fit records in ``seconds`` how long its parts took; these times are not part of the map, which
     is the same for the same data.
     """
 
@@ -54,9 +54,9 @@ class FitContext:
             raise FitCancelled
 
     def inner(self, deadline: float = math.inf) -> FitContext:
-        """Return a context for a fit within this one: no progress, warnings of its own.
+        """Return a context for a fit within this one: no progress, and its own warnings.
 
-        It is cancelled with this one, or at ``deadline`` in seconds of ``time.monotonic``.
+        It is cancelled with this context, or at ``deadline``, in seconds of ``time.monotonic``.
         """
 
         def stop() -> bool:
@@ -72,7 +72,7 @@ class FitContext:
         return part
 
     def part(self, start: int, end: int, whole: int) -> FitContext:
-        """Return a context with the same warnings and a progress from ``start`` to ``end``."""
+        """Return a context with the same warnings and with progress from ``start`` to ``end``."""
 
         def advance(step: int, total: int, loss: float | None) -> None:
             self.step(start + (end - start) * step // max(1, total), whole, loss)
@@ -82,7 +82,7 @@ class FitContext:
         return part
 
     def warn(self, category: type[CalibrationWarning], message: str) -> None:
-        """Record a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at its end."""
+        """Record a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at the end."""
         self.warned.append((category, message))
 
     def issue_warnings(self, stacklevel: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Devices of torch, checked with a readable error."""
+"""Torch devices, checked with a readable error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def array_device(name: str) -> str | None:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the torch device "cpu", "cuda" or "cuda:1"; raise a FitError if there is none."""
+    """Return the torch device "cpu", "cuda" or "cuda:1"; raise a FitError if it is unavailable."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -30,7 +30,7 @@ def torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FitError(
             "device_unavailable",
-            f"device must be one of this machine ({', '.join(available_devices())}), got {name!r}",
+            f"device must be available here ({', '.join(available_devices())}), got {name!r}",
         ) from error
     return device
 

@@ -42,14 +42,14 @@ class _MapAndReport(NamedTuple):
 class Judged(_MapAndReport):
     """A map fitted on all rows, and the report of its recipe on unseen rows.
 
-    Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is on, for
+    Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is based on, for
     ``calibrators.comparison.compare``.
     """
 
     rows: JudgedRows
 
     def __new__(cls, map: CalibrationMap, report: Report, rows: JudgedRows) -> Self:
-        """Make the pair and attach its rows."""
+        """Create the pair and attach its rows."""
         pair = super().__new__(cls, map, report)
         pair.rows = rows
         return pair
@@ -68,13 +68,13 @@ def fit_and_judge(
 ) -> Judged:
     """Fit ``recipe`` on all of ``data``, and judge it on rows that it was not fitted on.
 
-    It is judged on ``evaluation`` if given (then there is one fit only); else, from 1000 rows on,
-    by a fit on four fifths and a stratified held-out fifth; else by 5-fold cross-fitting, where
-    every row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9, requests
-    a held-out part of that size whatever the number of rows. The returned map is always fitted on
-    all of ``data``; ``report.judged_on`` says how it was judged. ``progress`` counts to 1000 over
-    the whole call and never falls. Warnings of the judged fits are not issued, but kept in
-    ``report.fit``.
+    It is judged on ``evaluation`` if given, with a single fit; otherwise, with 1000 rows or more,
+    by a fit on four fifths and a stratified held-out fifth; otherwise by 5-fold cross-fitting,
+    where every row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9,
+    requests a held-out part of that size regardless of the number of rows. The returned map is
+    always fitted on all of ``data``; ``report.judged_on`` says how it was judged. ``progress``
+    counts to 1000 over the whole call and never decreases. Warnings of the judged fits are not
+    issued, but kept in ``report.fit``.
 
     >>> from calibrators.methods.temperature import TemperatureScaling
     >>> rng = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def fit_and_judge(
             raise DataError(
                 "evaluation_differs",
                 "evaluation must name the segment of each row, "
-                f"as {recipe.method_needing_segments!r} needs it",
+                f"which {recipe.method_needing_segments!r} needs",
             )
         fitted = job.fit(data, 0.0, 1.0)
         if evaluation.segments is not None:
@@ -126,11 +126,11 @@ def memory_bytes(
     evaluation: int | None = None,
     held_out: float | None = None,
 ) -> int:
-    """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, with the data.
+    """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, including the data.
 
     ``evaluation`` is the number of rows of an evaluation set, ``held_out`` as in ``fit_and_judge``.
-    It counts the data, the rows of the judged fit, and for each judged row its probabilities
-    before and after and what the report keeps.
+    The estimate covers the data, the rows of the judged fit and, for each judged row, its
+    probabilities before and after calibration and what the report keeps.
     """
     share = HELD_OUT if held_out is None else held_out
     if evaluation is None:
@@ -188,7 +188,8 @@ def _check_held_out(held_out: float | None, evaluation: CalibrationSet | None) -
         )
     if evaluation is not None:
         raise FitError(
-            "bad_held_out", "held_out and an evaluation set exclude each other: give one of the two"
+            "bad_held_out",
+            "held_out and an evaluation set are mutually exclusive: pass one of them",
         )
 
 
@@ -202,7 +203,7 @@ def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
 
 
 class _Job:
-    """The fits of one call, behind one progress bar that never falls."""
+    """The fits of one call, with a shared progress that never decreases."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class _Job:
         fitted_on: CalibrationSet,
         folds: int = 1,
     ) -> Judged:
-        """Return the map with its report on the rows ``index`` of ``data``, and these rows."""
+        """Return the map with its report on the rows ``index`` of ``data``, and those rows."""
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)

@@ -1,4 +1,4 @@
-"""Check that a map yields probabilities on rows of many kinds."""
+"""Check that a map yields valid probabilities on rows of many kinds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MARGINS = (1e-30, 1e-6, 1.0, 30.0, 1e4, 1e15)
 
 
 def prove(fitted: CalibrationMap) -> None:
-    """Raise a MapError unless every probability is finite and not negative, and rows sum to 1.
+    """Raise a MapError unless every probability is finite and non-negative, and rows sum to 1.
 
-    Applied to equal, random, nearly tied and extreme rows, in float32 and float64; if the map has
-    segments, also in those with the smallest and the largest scale.
+    The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64; if it
+    has segments, also in those with the smallest and the largest scale.
     """
     names = [None, *_extreme_segments(fitted)]
     for dtype in (np.float32, np.float64):
@@ -51,7 +51,7 @@ def _check(probabilities: Floats, first: int) -> None:
 
 
 def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
-    """Yield the rows in blocks of limited size, whatever the number of classes."""
+    """Yield the rows in blocks of limited size, regardless of the number of classes."""
     step = max(1, ROWS_AT_ONCE // fitted.k)
     block: list[Floats] = []
     for row in _rows(fitted.k):

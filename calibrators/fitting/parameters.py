@@ -41,7 +41,7 @@ def check_fields(recipe: Any) -> None:
 
 
 def broken_rule(hint: Any, value: Any) -> str | None:
-    """Return the first rule of an annotation that a value breaks, in words; None if none."""
+    """Return the first rule of an annotation that a value breaks, in words; or None."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rule = broken_rule(arguments[0], value)

@@ -15,12 +15,12 @@ from calibrators.losses.focal import powered
 
 
 class AdaFocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^g log p`` for gamma g >= 0, ``-(1 + p)^|g| log p`` below; p is the label's.
+    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``; p is the label's.
 
     The gamma of a sample is that of the bin of ``state`` into which its p falls; neither
     bin nor gamma carries a gradient. Set ``state`` after each validation pass; it is part of
-    ``state_dict``, so that a checkpoint resumes it. Parameters are those of
-    ``calibrators.adafocal.Settings``. Helps where training is long enough to be over-confident.
+    ``state_dict``, so that a checkpoint restores it. Parameters are those of
+    ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022.
 
@@ -46,7 +46,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
     ) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index)
         if state is not None and settings:
-            raise ParameterError("bad_parameter", "give a state or settings, not both")
+            raise ParameterError("bad_parameter", "pass either a state or settings, not both")
         known = field_hints(Settings)
         for name in settings.keys() - known.keys():
             raise TypeError(f"unknown setting {name!r}: the settings are {', '.join(known)}")
@@ -54,7 +54,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     @property
     def state(self) -> AdaFocalState:
-        """The edges and gammas in force: set it after each update."""
+        """The current edges and gammas; set it after each update."""
         return self._state
 
     @state.setter
@@ -112,7 +112,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
 class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. Helps to measure, as an ablation,
+    With ``per_sample`` the sample's own p takes the place of C. Helps, as an ablation, to measure
     what AdaFocal's memory adds. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 4.
@@ -122,7 +122,7 @@ class CalFocalLoss(AdaFocalLoss):
     """
 
     name: ClassVar[str] = "calfocal"
-    summary: ClassVar[str] = "AdaFocal's ancestor without memory; set `state`, or use `AdaFocal`"
+    summary: ClassVar[str] = "AdaFocal's memoryless predecessor; set `state`, or use `AdaFocal`"
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class CalFocalLoss(AdaFocalLoss):
     ) -> None:
         if "rule" in settings or (state is not None and per_sample):
             raise ParameterError(
-                "bad_parameter", "per_sample sets the rule of a loss without a state"
+                "bad_parameter", "per_sample sets the rule, and only for a loss without a state"
             )
         if state is None:
             settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"
@@ -143,7 +143,7 @@ class CalFocalLoss(AdaFocalLoss):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of its parameters, a subset of AdaFocal's, and its own."""
+        """Return the annotated types of its own parameter and of those it shares with AdaFocal."""
         inherited = super().hyper_parameters()
         names = ("bins", "rate", "gamma_max", "reduction", "ignore_index")
         return {"per_sample": bool, **{name: inherited[name] for name in names}}

@@ -2,7 +2,7 @@
 
 A loss is called as ``loss(logits, labels)``: logits (n, k), or (n, k, d1, ...) as in segmentation,
 labels (n,) or (n, d1, ...), as in torch's ``cross_entropy``. Half precision is computed in
-float32, also under autocast. Labels equal to ``ignore_index`` do not count, neither in a mean nor
+float32, even under autocast. Labels equal to ``ignore_index`` do not count, neither in a mean nor
 in the statistics of a batch that some losses use. A logit of -inf rules a class out; a loss that
 requires some probability of that class is infinite, like cross-entropy if it is the label.
 """
@@ -23,7 +23,7 @@ from calibrators.fitting.parameters import check_fields, field_hints
 
 Reduction = Literal["mean", "sum", "none"]
 HALF = (torch.float16, torch.bfloat16)
-INPUTS = {"embeddings": "row of numbers", "index": "whole number"}
+INPUTS = {"embeddings": "a row of numbers", "index": "an integer"}
 BLOCK = 64
 
 
@@ -55,7 +55,7 @@ class Loss(torch.nn.Module):
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch; ``more`` may hold ``embeddings`` and ``index``.
 
-        Losses ignore those that they do not take, so that all can be called alike.
+        Losses ignore inputs that they do not take, so that all can be called the same way.
         """
         check_batch(logits, labels)
         _check_names(more)
@@ -107,7 +107,7 @@ class Loss(torch.nn.Module):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of its parameters by name, those of every loss last."""
+        """Return the annotated types of its parameters by name, shared ones last."""
         kind: Any = cls
         base: Any = Loss
         own = {
@@ -151,7 +151,7 @@ class WeightedCrossEntropy(Loss):
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Return logits in float32 at least."""
+    """Return logits in at least float32."""
     return logits.float() if logits.dtype in HALF else logits
 
 
@@ -175,7 +175,7 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def check_batch(logits: Tensor, labels: Tensor) -> None:
-    """Raise unless these are logits of at least two classes and matching labels."""
+    """Raise unless these are logits of at least two classes with matching labels."""
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise DataError("bad_input", f"{name} must be a tensor, got {type(value).__name__}")
@@ -185,7 +185,7 @@ def check_batch(logits: Tensor, labels: Tensor) -> None:
     if logits.dim() < 2 or logits.shape[1] < 2 or shape[:1] + shape[2:] != tuple(labels.shape):
         raise DataError(
             "bad_shape",
-            "logits must be (n, k, ...) with a column for each of two classes or more, and labels "
+            "logits must be (n, k, ...) with at least two classes, and labels "
             f"(n, ...), got {shape} and {tuple(labels.shape)}",
         )
 
@@ -193,7 +193,7 @@ def check_batch(logits: Tensor, labels: Tensor) -> None:
 def differentiable_gradient(
     plain: Callable[[Tensor], Tensor], at: Tensor, grad_output: Tensor
 ) -> Tensor:
-    """Return the gradient of ``plain`` as one that can be differentiated again.
+    """Return the gradient of ``plain`` in a form that can be differentiated again.
 
     For losses with an explicit gradient, when a second derivative is needed.
     """
@@ -208,7 +208,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raise if a label is out of range; on a GPU leave it to torch, as a check here would sync."""
+    """Raise if a label is out of range; on a GPU, torch does, as a check here would sync."""
     if labels.device.type != "cpu" or not labels.numel():
         return
     low, high = (int(one) for one in labels.aminmax())
@@ -228,8 +228,8 @@ def _check_names(more: dict[str, Any]) -> None:
     if unknown := more.keys() - INPUTS.keys():
         raise DataError(
             "unknown_input",
-            f"a loss takes {' and '.join(sorted(INPUTS))} in addition to logits and labels, got "
-            f"{', '.join(sorted(unknown))}",
+            f"a loss takes only {' and '.join(sorted(INPUTS))} in addition to logits and labels, "
+            f"got {', '.join(sorted(unknown))}",
         )
 
 
@@ -244,6 +244,6 @@ def _extra_input(name: str, value: Any, labels: Tensor) -> Tensor:
             return value.reshape(-1).long()
     raise DataError(
         "bad_shape",
-        f"{name} must be a tensor with a {INPUTS[name]} for each label, got "
+        f"{name} must be a tensor with {INPUTS[name]} for each label, got "
         f"{shape or type(value).__name__} for labels {wanted}",
     )

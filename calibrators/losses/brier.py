@@ -15,8 +15,8 @@ from calibrators.losses.base import Loss
 class BrierLoss(Loss):
     """``sum_c (p_c - 1[c = y])^2``.
 
-    Helps where labels are noisy, as its gradient vanishes on samples that are hopelessly wrong;
-    with many classes training is slow at first.
+    Helps when labels are noisy, because its gradient vanishes on samples that are hopelessly wrong;
+    with many classes, training is slow at first.
     Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.
 
     >>> round(BrierLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)

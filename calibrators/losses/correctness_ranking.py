@@ -22,7 +22,8 @@ class CorrectnessRankingLoss(Loss):
     h is the share of epochs so far in which the network classified a training sample correctly, s
     its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
     training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
-    history is part of ``state_dict``. Helps where confidence must separate right from wrong.
+    history is part of ``state_dict``. Helps when confidence must separate right from wrong
+    predictions.
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 
     >>> loss = CorrectnessRankingLoss(samples=2)
@@ -40,8 +41,8 @@ class CorrectnessRankingLoss(Loss):
 
     name: ClassVar[str] = "correctness_ranking"
     summary: ClassVar[str] = (
-        "ranks confidence by how often a sample was right so far; takes `index=`, call "
-        "`next_epoch()`"
+        "ranks confidence by how often a sample was classified correctly so far; takes `index=`; "
+        "call `next_epoch()`"
     )
     takes: ClassVar[frozenset[str]] = frozenset({"index"})
 
@@ -56,7 +57,7 @@ class CorrectnessRankingLoss(Loss):
         """Return the loss of each row; ``index`` (n,) are positions in the training set."""
         if index is None:
             raise DataError(
-                "no_index", "call loss(logits, labels, index=...) with the place of each sample"
+                "no_index", "call loss(logits, labels, index=...) with the index of each sample"
             )
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.samples:
             raise DataError(

@@ -14,7 +14,7 @@ from calibrators.losses.base import WeightedCrossEntropy
 class CrossEntropyLoss(WeightedCrossEntropy):
     """``-log p`` of the label.
 
-    Helps where a post-hoc map follows; long training ends over-confident.
+    Helps when a post-hoc map follows; long training ends overconfident.
     Reference: Good, Rational decisions, 1952.
 
     >>> import torch

@@ -17,7 +17,7 @@ from calibrators.losses.focal import SMALLEST
 class DualFocalLoss(Loss):
     """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
 
-    Helps where focal loss ends under-confident. A row that is predicted wrongly weighs up to
+    Helps when focal loss ends underconfident. A row that is predicted wrongly weighs up to
     2^gamma here; in the authors' code, and with ``as_published``, p_j is the largest probability
     below p_y, so that no row weighs more than 1.
     Reference: Tao et al., Dual focal loss for calibration, 2023.
@@ -30,7 +30,7 @@ class DualFocalLoss(Loss):
     as_published: bool = False
 
     name: ClassVar[str] = "dual_focal"
-    summary: ClassVar[str] = "focal loss that looks at the strongest wrong class as well"
+    summary: ClassVar[str] = "focal loss that also considers the strongest wrong class"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
@@ -41,7 +41,7 @@ class DualFocalLoss(Loss):
 
 
 class _DualPowered(torch.autograd.Function):
-    """The loss with an explicit gradient, which takes a third of the time of autograd.
+    """The loss with an explicit gradient, which takes a third of autograd's time.
 
     The gradient of log p_c is ``onehot_c - p``: a row needs p, and the weights of label and rival.
     """
@@ -61,7 +61,7 @@ class _DualPowered(torch.autograd.Function):
         rival = _rival(of_label, log_p.gather(1, runner_up), as_published)
         base = _base(of_label, rival)
         power = base.pow(gamma)
-        slope = gamma * power / base * of_label  # by p_y; minus that by p_j
+        slope = gamma * power / base * of_label  # d / d p_y; d / d p_j is its negative
         weights = slope * of_label.exp() - power, -slope * rival
         places = torch.cat([place, runner_up], dim=1)
         ctx.save_for_backward(logits, log_p, places, torch.cat(weights, dim=1))
@@ -90,7 +90,7 @@ def _base(of_label: Tensor, rival: Tensor) -> Tensor:
 
 
 def _rival(of_label: Tensor, of_rival: Tensor, as_published: bool) -> Tensor:
-    """Return p_j; as published, 0 where no class is below the label's."""
+    """Return p_j; as published, 0 if no class is below the label."""
     if as_published:
         return torch.where(of_rival >= of_label, 0.0, of_rival.exp())
     return of_rival.exp()

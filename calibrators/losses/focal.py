@@ -29,7 +29,7 @@ def powered(surprise: Tensor, gamma: Tensor | float) -> Tensor:
 
 
 class _Powered(torch.autograd.Function):
-    """The loss with an explicit derivative, which takes a third of the time of autograd."""
+    """The loss with an explicit derivative, which takes a third of autograd's time."""
 
     @staticmethod
     def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
@@ -69,7 +69,7 @@ class WrongWayGradients(CalibrationWarning):
 class FocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^gamma log p``: confident samples count less.
 
-    Helps against over-confidence, and overdoes it in short training. gamma = 0 is cross-entropy.
+    Helps against overconfidence, but overdoes it in short training. gamma = 0 is cross-entropy.
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
     Calibrating deep neural networks using focal loss, 2020.
 
@@ -91,7 +91,7 @@ class FocalLoss(WeightedCrossEntropy):
 class FLSD53Loss(WeightedCrossEntropy):
     """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
-    Helps like focal loss, with less weight on samples that are far from learned.
+    Helps like focal loss, with less weight on samples that are far from being learned.
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
 
     >>> round(FLSD53Loss()(torch.tensor([[0.0, 2.0]]), torch.tensor([0])).item(), 4)
@@ -111,7 +111,7 @@ class FLSD53Loss(WeightedCrossEntropy):
 class InverseFocalLoss(WeightedCrossEntropy):
     """``-(1 + p)^gamma log p``: confident samples count more.
 
-    Helps under-confident networks, or before a post-hoc map. Above gamma = 3.591 the
+    Helps underconfident networks, or before a post-hoc map. Above gamma = 3.591 the
     gradient has the wrong sign for some p.
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
 
@@ -129,7 +129,7 @@ class InverseFocalLoss(WeightedCrossEntropy):
         if self.gamma > STEEPEST_INVERSE:
             warnings.warn(
                 f"with gamma {self.gamma} some samples are pushed away from their label: "
-                f"stay below {STEEPEST_INVERSE}",
+                f"keep it below {STEEPEST_INVERSE}",
                 WrongWayGradients,
                 stacklevel=3,
             )

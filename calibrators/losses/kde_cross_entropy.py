@@ -17,12 +17,11 @@ from calibrators.losses.base import Loss
 class KDECrossEntropyLoss(Loss):
     """Cross-entropy + weight * ``mean_j |sum_i!=j w_ji y_i - p_j|_1``, w from a Dirichlet kernel.
 
-    ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters
-    ``p_i / bandwidth + 1``: the estimate of E[y | p_j] from the other rows. Quadratic in the batch,
-    and linear in the classes. Helps where all probabilities must be right, not only the largest.
-    The paper uses weights 0.3 (CIFAR-10) and 0.5 (CIFAR-100).
-    Reference: Popordanoska et al., A consistent and differentiable Lp canonical calibration error
-    estimator, 2022.
+    ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters ``p_i
+    / bandwidth + 1``: the estimate of E[y | p_j] from the other rows. The cost is quadratic in the
+    batch and linear in the classes. Helps when all probabilities must be right, not only the
+    largest. The paper uses weights 0.3 (CIFAR-10) and 0.5 (CIFAR-100). Reference: Popordanoska et
+    al., A consistent and differentiable Lp canonical calibration error estimator, 2022.
 
     >>> logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> round(KDECrossEntropyLoss()(logits, torch.tensor([0, 0, 1])).item(), 3)

@@ -16,7 +16,7 @@ from calibrators.losses.base import Loss
 class LabelSmoothingLoss(Loss):
     """``(1 - e) (-log p_y) + e / k sum_c (-log p_c)``.
 
-    Helps where a network is over-confident; it curbs all rows alike, which hurts the order of the
+    Helps when a network is overconfident; it curbs all rows alike, which hurts the order of the
     confidences. The papers use e = 0.1 or 0.05.
     Reference: Szegedy et al., Rethinking the inception architecture for computer vision, 2016.
 

@@ -20,7 +20,7 @@ class MMCELoss(Loss):
     """Cross-entropy + weight * ``sqrt(sum_ij (a_i - c_i)(a_j - c_j) k(c_i, c_j)) / n``.
 
     c is the confidence, a the correctness (without gradient), k(c, c') = exp(-|c - c'| / width).
-    Its cost is quadratic in the batch. Helps where batches are large enough to show a gap between
+    Its cost is quadratic in the batch. Helps when batches are large enough to show a gap between
     confidence and accuracy. The papers use weight 4 (ImageNet 2).
     Reference: Kumar et al., Trainable calibration measures for neural networks from kernel mean
     embeddings, 2018.

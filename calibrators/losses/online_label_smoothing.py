@@ -20,7 +20,7 @@ class OnlineLabelSmoothingLoss(Loss):
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
     previous epoch (at first uniform). Call ``next_epoch()`` after each epoch; the soft labels, two
-    tables of classes squared, are part of ``state_dict``. Helps where some classes resemble each
+    k x k tables, are part of ``state_dict``. Helps when some classes resemble each
     other: they share the smoothing.
     Reference: Zhang et al., Delving deep into label smoothing, 2021.
 
@@ -37,8 +37,7 @@ class OnlineLabelSmoothingLoss(Loss):
 
     name: ClassVar[str] = "online_label_smoothing"
     summary: ClassVar[str] = (
-        "soft labels learned in the epoch before, two tables of classes squared; call "
-        "`next_epoch()`"
+        "soft labels learned in the previous epoch, in two k x k tables; call `next_epoch()`"
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss
 
-SMALLEST = 1e-6  # least length of an embedding that has a direction
+SMALLEST = 1e-6  # smallest norm of an embedding that has a direction
 
 
 def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -51,9 +51,9 @@ class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
     Called as ``loss(logits, labels, embeddings=embeddings)``, embeddings (n, d) from the layer
-    before the last. Helps where classes are rare or similar: embeddings separate what the logits
-    confuse. ``hard_pairs`` uses the refinement loss itself in place of its bound. The
-    source gives no constants; temperature 0.1 and weight 1 are a choice. Quadratic in the batch.
+    before the last. Helps when classes are rare or similar: embeddings separate what the logits
+    confuse. ``hard_pairs`` uses the refinement loss itself in place of its bound. The source gives
+    no constants; temperature 0.1 and weight 1 are our choice. The cost is quadratic in the batch.
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.
 
@@ -70,7 +70,7 @@ class RefCalLoss(Loss):
 
     name: ClassVar[str] = "refcal"
     summary: ClassVar[str] = (
-        "any of these plus a supervised contrastive term; takes `embeddings=`; quadratic in "
+        "any other loss plus a supervised contrastive term; takes `embeddings=`; quadratic in "
         "the batch"
     )
     takes: ClassVar[frozenset[str]] = frozenset({"embeddings", "index"})
@@ -81,9 +81,9 @@ class RefCalLoss(Loss):
         from calibrators.losses.registry import make_loss
 
         for name in self.loss_params.keys() & {"reduction", "ignore_index"}:
-            raise ParameterError("bad_parameter", f"{name} is refcal's own, not its inner loss's")
+            raise ParameterError("bad_parameter", f"set {name} on refcal, not on its inner loss")
         if self.loss == self.name:
-            raise ParameterError("bad_parameter", "the inner loss of refcal must be another")
+            raise ParameterError("bad_parameter", "refcal cannot be its own inner loss")
         self.calibration = make_loss(self.loss, **self.loss_params)
 
     def losses(

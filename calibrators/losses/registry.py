@@ -1,4 +1,4 @@
-"""Losses by name, found by scanning this folder: adding one is adding a file."""
+"""Losses by name, found by scanning this folder: to add a loss, add a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def all_losses() -> dict[str, type[Loss]]:
 
 
 def make_loss(name: str, **params: Any) -> Loss:
-    """Make a loss from its name and parameters.
+    """Create a loss from its name and parameters.
 
     >>> make_loss("focal", gamma=2.0).gamma
     2.0
@@ -49,7 +49,7 @@ def make_loss(name: str, **params: Any) -> Loss:
 
 
 def needed(name: str) -> frozenset[str]:
-    """Return the parameters of a loss that have no default: sizes that it must know beforehand.
+    """Return the parameters of a loss that have no default: sizes that it needs beforehand.
 
     >>> sorted(needed("online_label_smoothing"))
     ['classes']

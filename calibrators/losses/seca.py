@@ -16,9 +16,9 @@ class SECALoss(Loss):
     """``-sum_c (1[c = y] + mu_yc) log p_c``, mu_j the mean of p over class j.
 
     No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
-    with respect to the logits is ``2 p - (onehot + mu)``. Means are over the batch, with
-    ``all_ranks`` over the batches of all ranks of torch.distributed, which must all call it equally
-    often. Helps training from scratch that must be calibrated without a held-out set.
+    with respect to the logits is ``2 p - (onehot + mu)``. Means are over the batch, or with
+    ``all_ranks`` over the batches of all torch.distributed ranks, which must then all call the loss
+    equally often. Helps training from scratch that must be calibrated without a held-out set.
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)

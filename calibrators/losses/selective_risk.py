@@ -1,4 +1,4 @@
-"""Losses of selective classification: cross-entropy weighted by the rank of the confidence."""
+"""Losses for selective classification: cross-entropy weighted by the rank of the confidence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def confidence_score(log_p: Tensor, score: Score) -> Tensor:
     if score == "margin":
         first, second = log_p.topk(2, dim=1).values.exp().unbind(dim=1)
         return first - second
-    # log p is bounded, as the product has no gradient at -inf
+    # log p is bounded, because the product has no gradient at -inf
     return (log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=1)
 
 
@@ -37,12 +37,12 @@ class SelectiveRiskLoss(Loss):
     Each row's cross-entropy is weighted by ``beta = -C ln(1 - G(min(s, tau)))``: s its confidence
     score, G the batch's distribution of s smoothed by ``smoothing`` over ``bins`` equal bins of the
     score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). Counts, tau and C carry no
-    gradient, nor do the weights unless ``weight_gradient`` (the paper's form: then the first
-    ``warm_up`` batches are plain cross-entropy, as training from scratch gets stuck otherwise).
-    Costs O(n bins), no sort. Helps where predictions below a threshold are deferred: the
-    most confident rows count most, up to tau, beyond which more confidence gains nothing.
-    Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
-    focal loss, 2025.
+    gradient, nor do the weights unless ``weight_gradient`` is set (the paper's form: then the first
+    ``warm_up`` batches are plain cross-entropy, because training from scratch gets stuck
+    otherwise). The cost is O(n bins), without a sort. Helps when predictions below a threshold are
+    deferred: the most confident rows count most, up to tau, beyond which more confidence gains
+    nothing. Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and
+    inverse focal loss, 2025.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
     >>> round(SelectiveRiskLoss()(logits, torch.tensor([0, 1])).item(), 3)
@@ -94,7 +94,7 @@ class SelectiveRiskLoss(Loss):
 
 
 def _quantile(values: Tensor, share: float) -> Tensor:
-    """Return torch.quantile, without its sort and its limit of rows."""
+    """Return torch.quantile, without its sort and its row limit."""
     place = share * (len(values) - 1)
     low, high = (values.kthvalue(int(one) + 1).values for one in (place, math.ceil(place)))
     return torch.lerp(low, high, place - int(place))
@@ -102,10 +102,10 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
-    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence, rank n the surest.
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the surest).
 
     Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
-    rows share their mean rank; the weights carry no gradient. Helps where the order of the
+    rows share their mean rank; the weights carry no gradient. Helps when the order of the
     confidences matters more than their values.
     Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
     curve, 2024.
@@ -127,6 +127,6 @@ class AURCLoss(Loss):
             score = confidence_score(log_p, self.score)
             ordered = score.sort().values
             before, until = (torch.searchsorted(ordered, score, right=end) for end in (False, True))
-            behind = len(score) + 1 - (before + 1 + until).double() / 2  # float32 ends at 2^24
+            behind = len(score) + 1 - (before + 1 + until).double() / 2  # float32: exact to 2^24
             weights = (math.log(len(score) + 1) - torch.log(behind)).to(logits.dtype)
         return weights * F.nll_loss(log_p, labels, reduction="none")

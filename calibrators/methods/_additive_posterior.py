@@ -1,10 +1,11 @@
-"""The posterior of an additive logistic model, averaged over how smooth its terms are.
+"""The posterior of an additive logistic model, averaged over the smoothness of its terms.
 
 ``logit P(hit) = offset + sum_j f_j(term_j)``, each ``f_j`` linear between NODES nodes. Its heights
-have the Gaussian prior precision ``e^c D'D + e^s I / NODES``, D the second differences: ``c`` says
-how smooth a function is and ``s`` how near to 0. The modes are found by Newton's method, the
-evidence of each (c, s) by Laplace's approximation, and the answer is the mean over a grid of both
-and over the models of the first 1, 2, ... terms, weighted by evidence and a weak prior.
+have a Gaussian prior of precision ``e^c D'D + e^s I / NODES``, where D takes second differences:
+``c`` determines how smooth a function is and ``s`` how close to 0. The modes are found by Newton's
+method, the evidence of each (c, s) by Laplace's approximation, and the result is the mean over a
+grid of (c, s) and over the models with the first 1, 2, ... terms, weighted by evidence and a weak
+prior.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 from calibrators.numerics.parallel import Floats
 
 NODES = 14
-# half of the way from equally spaced nodes to quantiles
+# halfway between equally spaced nodes and quantiles
 QUANTILE_SHARE = 0.5
 LOG_PRECISIONS = (-2.0, 1.0, 4.0, 7.0, 10.0)
 PRIOR_MEAN, PRIOR_DEVIATION = 4.0, 2.0
-# numbers of cells of the first, second and third term for gathering many rows
+# cells along the first, second and third term when many rows are gathered
 CELLS = (128, 16, 2)
 MAX_ITERATIONS = 50
 LARGEST_STEP = 2.0
@@ -38,8 +39,8 @@ ROWS_AT_ONCE = 1 << 15
 class DesignRows:
     """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
 
-    ``nodes`` (t, NODES) of the terms, the ``design`` (n, t NODES) that heights are multiplied by,
-    offsets, hits and numbers of rows (n,). Designs and offsets of cells are means.
+    ``nodes`` (t, NODES) are those of the terms; ``design`` (n, t NODES) is multiplied by the
+    heights; offsets, hits and row counts are (n,). Designs and offsets of cells are means.
     """
 
     nodes: Floats
@@ -50,7 +51,7 @@ class DesignRows:
 
     @classmethod
     def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> DesignRows:
-        """Make the design of rows with terms (t, n), gathered in cells if there are many."""
+        """Build the design of rows with terms (t, n), gathered into cells if n is large."""
         nodes = np.stack([_nodes(term) for term in terms])
         if len(offset) <= np.prod(CELLS):
             return cls(nodes, basis(terms, nodes), offset, hits, np.ones(len(offset)))
@@ -68,10 +69,10 @@ class DesignRows:
 
 
 class Posterior(NamedTuple):
-    """Nodes and mean heights (t, NODES), and the covariance of all heights in their order.
+    """Nodes and mean heights (t, NODES), and the covariance of the flattened heights.
 
-    ``shares`` are the weights of the models of the first 1, 2, ... terms; ``smoothness`` and
-    ``shrinkage`` the mean log precisions; ``evidence`` is the log evidence of them all.
+    ``shares`` are the weights of the models with the first 1, 2, ... terms; ``smoothness`` and
+    ``shrinkage`` are the mean log precisions; ``evidence`` is the log evidence of all models.
     """
 
     nodes: Floats
@@ -95,7 +96,7 @@ class _Model(NamedTuple):
 
 
 def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Posterior:
-    """Return the posterior given some rows; call ``progress(done, total)`` after each model."""
+    """Return the posterior given ``rows``; call ``progress(done, total)`` after each model."""
     nodes, size = rows.nodes, rows.nodes.size
     total = len(nodes) * len(LOG_PRECISIONS) ** 2
     models = []
@@ -142,7 +143,7 @@ def basis(terms: Floats, nodes: Floats) -> Floats:
 
 
 def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Return the weights other than 0 and their columns in :func:`basis`, (2 t, n) each.
+    """Return the columns of the non-zero weights in :func:`basis`, and the weights, (2 t, n) each.
 
     >>> node_weights(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]]))[0].tolist()
     [[0, 1], [1, 2]]
@@ -170,7 +171,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Yield all fitted models along the grid, from stiff to free, each started at the last."""
+    """Yield all fitted models along the grid, from stiff to flexible, each started at the last."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
@@ -198,8 +199,8 @@ def _mode(
 ) -> tuple[Floats, Floats, float]:
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
-    Newton steps, shortened so that no log odds move by more than 2 at once. The last step is the
-    first that gains less than MIN_DECREMENT; the factor is that of the point before it.
+    Newton steps are shortened so that no log odds move by more than 2 at once. The last step is
+    the first that gains less than MIN_DECREMENT; the factor is that of the point before that step.
     """
     mode = start
     for _ in range(MAX_ITERATIONS):
@@ -219,7 +220,7 @@ def _mode(
 
 
 def _nodes(term: Floats) -> Floats:
-    """Return nodes between the smallest and the largest value, denser where rows are.
+    """Return nodes between the smallest and the largest value, denser where there are more rows.
 
     Values beyond FAR share the first or the last node.
     """
@@ -233,7 +234,7 @@ def _nodes(term: Floats) -> Floats:
 
 
 def _cells(terms: Floats) -> Floats:
-    """Return the cell of each row: parts of equally many rows by the first term, and so on."""
+    """Return the cell of each row: split into equally many rows by the first term, and so on."""
     cell = np.zeros(terms.shape[1], dtype=np.intp)
     for term, parts in zip(terms, CELLS, strict=False):
         order = np.lexsort((term, cell))

@@ -1,4 +1,4 @@
-"""Base of the methods that start with temperature scaling."""
+"""Base class of the methods that start with temperature scaling."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ FALLBACK_CODES = (BoundarySolution.code, FlatLogits.code)
 class AfterTemperature(Calibrator):
     """A method that works on logits divided by the exact temperature of temperature scaling.
 
-    Their scale then does not matter. If temperature scaling ends at its bound or finds flat logits
-    there is nothing to build on: the method falls back to its map, with a FellBack warning.
+    The scale of the logits then does not matter. If temperature scaling ends at its bound or finds
+    flat logits, there is nothing to build on: the method falls back to the map of temperature
+    scaling, with a FellBack warning.
     """
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
@@ -41,11 +42,11 @@ class AfterTemperature(Calibrator):
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit on ``data``, for which ``base`` is temperature scaling."""
+        """Fit on ``data``; ``base`` is the map of temperature scaling for it."""
 
 
 def fallback_reason(base: CalibrationMap) -> str | None:
-    """Return why a fit ended at its bound or on flat logits; None if it did not."""
+    """Return why a fit ended at its bound or with flat logits; None if it did neither."""
     for warning in base.fit_info["warnings"]:
         if warning["code"] in FALLBACK_CODES:
             return str(warning["message"])
@@ -55,6 +56,6 @@ def fallback_reason(base: CalibrationMap) -> str | None:
 def fall_back(
     method: str, base: TemperatureMap, reason: str, context: FitContext
 ) -> TemperatureMap:
-    """Return ``base`` as the map of a method that falls back to it; record and warn."""
+    """Return ``base`` as the map of a method that falls back to it, with the reason; warn."""
     context.warn(FellBack, f"{method} fell back to temperature scaling: {reason}")
     return base.with_info(fallback={"method": method, "reason": reason})

@@ -1,4 +1,4 @@
-"""Bins of scores, of equally many rows or of equal width, and how many rows in each are right."""
+"""Bins of scores, with equally many rows or of equal width, and the number of hits in each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reach = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Edges (b - 1,), rows and hits (b,) of each bin, and its middle for bins without rows."""
+    """Edges (b - 1,), rows and hits (b,) of each bin, and its middle, used for empty bins."""
 
     edges: Floats
     rows: Floats
@@ -25,14 +25,14 @@ class Bins:
     middles: Floats
 
     def shares(self, more_hits: float, more_rows: float) -> Floats:
-        """Return the share of hits in each bin with these added; its middle without rows."""
+        """Return each bin's share of hits after adding the given counts; its middle if empty."""
         shares = self.middles.copy()
         whole = self.rows + more_rows
         np.divide(self.hits + more_hits, whole, out=shares, where=self.rows > 0)
         return shares
 
     def squared_error(self, shares: Floats) -> float:
-        """Return the mean over rows of the squared distance from the share to right or wrong."""
+        """Return the mean over rows of the squared difference between share and correctness."""
         errors = self.hits * (1 - shares) ** 2 + (self.rows - self.hits) * shares**2
         return float(errors.sum() / max(1.0, self.rows.sum()))
 
@@ -43,10 +43,10 @@ def even_edges(bins: int) -> Floats:
 
 
 def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach: Reach) -> Bins:
-    """Return bins of scores on any scale, and how many rows of each are right (1.0, not 0.0).
+    """Return bins of scores on any scale; ``right`` is 1.0 for hits and 0.0 for other rows.
 
-    ``even`` are the edges of bins of equal width on that scale, and say how many bins there are;
-    ``reach`` returns the highest score that counts as equal to another.
+    ``even`` are the edges of bins of equal width on that scale, and determine the number of bins;
+    ``reach`` returns, for each score, the highest score that counts as equal to it.
 
     >>> from calibrators.methods._ties import log_odds_reach
     >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])
@@ -64,14 +64,14 @@ def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach
 
 
 def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return these edges, each moved above the values that are equal to it up to rounding."""
+    """Return the ``even`` edges, each moved above the values equal to it up to rounding."""
     above = reach(even)
     first, last = np.searchsorted(ordered, 2 * even - above), np.searchsorted(ordered, above)
     return np.asarray(np.where(last > first, above, even))
 
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return edges between equally many of these ascending values; equal ones stay together."""
+    """Return edges of bins with equally many of the ascending values; ties stay together."""
     bins = even.size + 1
     cuts = np.unique(np.rint(np.arange(1, bins) * ordered.size / bins).astype(np.intp))
     ends = np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)

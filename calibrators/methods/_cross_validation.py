@@ -34,9 +34,10 @@ class Trial:
 class Contest:
     """The candidates' cross-validation within the time budget.
 
-    The first fold of a candidate, for which it has an equal share of the time left, predicts the
-    time of the others. Candidates that stay within that share continue at once; the others follow,
-    cheapest first, each only if its remaining folds and a final fit are likely to end in time.
+    A candidate's first fold, for which it has an equal share of the remaining time, predicts the
+    time of its other folds. Candidates that stay within that share continue at once; the others
+    follow, cheapest first, each only if its remaining folds and a final fit are likely to finish in
+    time.
     ``additive`` is never left out.
     """
 
@@ -54,7 +55,7 @@ class Contest:
         self._scores: dict[str, Floats] = {}
 
     def run(self, recipes: dict[str, Calibrator]) -> dict[str, Trial]:
-        """Return the trials of all candidates that were in time, in the order of the recipes."""
+        """Return the trials of all candidates that finished in time, in the recipes' order."""
         self._total = steps(recipes, self._folds)
         later = []
         for place, (name, recipe) in enumerate(recipes.items()):
@@ -72,11 +73,11 @@ class Contest:
         return {name: self._trial(name) for name in recipes if name in self._scores}
 
     def _run_others(self, name: str, recipe: Calibrator) -> None:
-        """Run all folds but the first, as long as they are likely to end in time."""
+        """Run all folds but the first, as long as they are likely to finish in time."""
         for number in range(1, self._folds):
             needed, left = self._needed(name, number), max(0.0, self._left())
             if needed > left and name != BASE:
-                self._leave_out(name, f"it needs about {needed:.3g} s more, {left:.3g} s are left")
+                self._leave_out(name, f"it needs about {needed:.3g} s more, but has {left:.3g} s")
                 return
             self._run(name, recipe, number)
             if name not in self._scores:
@@ -91,7 +92,7 @@ class Contest:
         return fold * (self._folds - done) + fold * self._folds / (self._folds - 1)
 
     def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
-        """Run one fold of one candidate, stopped when its share of the time left is up."""
+        """Run one fold of one candidate, stopped when its share of the remaining time is up."""
         start = time.monotonic()
         deadline = math.inf if name == BASE else start + share * (self._deadline - start)
         if start >= deadline:

@@ -1,4 +1,4 @@
-"""Exact isotonic regression of rows that are right or wrong, fast for a million rows."""
+"""Exact isotonic regression of binary outcomes, fast for a million rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def rising_function(
 ) -> RisingFunction:
     """Fit a non-decreasing function of ``scores`` >= 0 to ``right`` (0.0 or 1.0) by least squares.
 
-    Scores that are equal up to rounding are pooled first. ``right_below`` of a
-    right row is added at the lowest score and ``wrong_above`` of a wrong one at the highest. The
+    Scores that are equal up to rounding are pooled first. A correct row of weight ``right_below``
+    is added at the lowest score, and a wrong row of weight ``wrong_above`` at the highest. The
     nodes are the first and last score of each pool; there are at least two. ``squared_error`` is
     the mean over the rows.
 
@@ -55,14 +55,14 @@ def rising_function(
 
 
 def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the distinct scores >= 0, ascending, with how many rows are right, and in all.
+    """Return the distinct scores >= 0, ascending, with their numbers of hits and of rows.
 
     Scores that are equal according to ``share_reach`` count as one; the lowest and the highest of
-    them are returned. Where the next score is too close to the highest, the lowest is repeated
+    them are returned. If the next score is too close to the highest, the lowest is repeated
     instead, so that different scores are never close.
 
-    The bits of such numbers are ordered like the numbers and leave one bit free for ``right``: one
-    sort of plain integers, ten times as fast for a million rows as an argsort.
+    The bit patterns of non-negative floats sort like the floats and leave one bit free for
+    ``right``: a single sort of integers, ten times as fast as an argsort for a million rows.
 
     >>> [one.tolist() for one in tally(np.array([0.5, 0.2, 0.5]), np.array([1.0, 0.0, 0.0]))]
     [[0.2, 0.5], [0.2, 0.5], [0.0, 1.0], [1.0, 2.0]]

@@ -1,16 +1,16 @@
-"""Base of vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
+"""Base classes of vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
 
 The features x come from logits divided by the exact temperature of temperature scaling and do not
-change if a number is added to a row. ``centred``: minus the mean of the row's finite logits.
-``log_softmax``: the logarithms of the temperature-scaled probabilities. A logit of -inf yields the
-feature 0, which does not affect the other classes, and its own class keeps probability 0.
+change if a constant is added to a row. ``centred`` subtracts the mean of the row's finite logits;
+``log_softmax`` takes the logarithms of the temperature-scaled probabilities. A logit of -inf yields
+the feature 0, which does not affect the other classes, and its own class keeps probability 0.
 
 The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``, where the
-start W = I, b = 0 is temperature scaling: the mode under normal priors around it. It is convex and
-its minimum finite whatever the data are, also for classes that are always right or never occur, and
-its NLL on the fit set is never above that of temperature scaling. It is solved by Newton's method
-until no component of the gradient exceeds ``tolerance``; if that is below 1e-6 in float64, else in
-the type of the logits.
+start W = I, b = 0 is temperature scaling: the mode under normal priors around it. The objective is
+convex and its minimum is finite for any data, even with classes that are always predicted correctly
+or never occur, and the NLL on the fit set is never above that of temperature scaling. It is
+minimised by Newton's method until no component of the gradient exceeds ``tolerance``: in float64 if
+``tolerance`` is below 1e-6, else in the type of the logits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import rewritten
 
 Penalty = Annotated[float, Gt(0), Le(1e9)]
-# with a larger one the fit could end at its start, temperature scaling
+# with a larger tolerance the fit could end at its start, temperature scaling
 Tolerance = Annotated[float, Gt(0), Le(1e-2)]
 
 Features = Literal["centred", "log_softmax"]
@@ -44,14 +44,14 @@ Features = Literal["centred", "log_softmax"]
 FAR = -1e100
 SINGLE_PRECISION = 1e-6
 MATRICES = 12.5
-PRODUCTS = 8  # matrix products that take as long as one number of a softmax
+PRODUCTS = 8  # multiply-adds of a matrix product that take as long as one softmax entry
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearMap(CalibrationMap):
     """``softmax(W x + b)`` of features x of ``logits / base_temperature``.
 
-    ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if the rest is 0.
+    ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if all other entries are 0.
     """
 
     keeps_class = False
@@ -66,7 +66,7 @@ class LinearMap(CalibrationMap):
         if self.weights.shape not in ((self.k,), (self.k, self.k)) or self.bias.shape != (self.k,):
             raise ParameterError(
                 "bad_parameter",
-                f"weights and bias must fit k={self.k} classes, got shapes {self.weights.shape} "
+                f"weights and bias must match k={self.k} classes, got shapes {self.weights.shape} "
                 f"and {self.bias.shape}",
             )
 
@@ -78,7 +78,7 @@ class LinearMap(CalibrationMap):
     @classmethod
     @abstractmethod
     def features(cls) -> Features:
-        """Return the kind of features that W is multiplied with."""
+        """Return the kind of features that W is multiplied by."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -92,7 +92,7 @@ class LinearMap(CalibrationMap):
         return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add features and scores, -inf where the logit is, computed in doubles."""
+        """Add features and scores, computed in doubles; a score is -inf if its logit is."""
         axis = graph.constant([1], np.int64)
 
         def constant(value: Any) -> str:
@@ -124,7 +124,7 @@ class LinearMap(CalibrationMap):
 def features_of(
     block: Floats, maxima: Floats, temperature: float, kind: Features
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return features (n, k) in float64 and where logits are -inf; ``maxima`` are (n, 1)."""
+    """Return features (n, k) in float64 and a mask of -inf logits; ``maxima`` are (n, 1)."""
     masked = np.isneginf(block)
     x = np.subtract(block, maxima, dtype=np.float64)
     x *= 1 / temperature
@@ -160,9 +160,9 @@ def fitted_map(
 def features_of_set(
     data: CalibrationSet, base: TemperatureMap, kind: Features, tolerance: float, ones: int = 0
 ) -> tuple[Floats, NDArray[np.bool_] | None]:
-    """Return features (n, k + ones) of all rows, and where logits are -inf if any are.
+    """Return features (n, k + ones) of all rows, and a mask of -inf logits, if there are any.
 
-    In the type of the logits, unless the tolerance requires more than float32.
+    The features have the type of the logits, unless the tolerance requires more than float32.
     """
     dtype = data.logits.dtype if tolerance >= SINGLE_PRECISION else np.dtype(np.float64)
     x = np.ones((data.n, data.k + ones), dtype=dtype)
@@ -182,7 +182,7 @@ def features_of_set(
 
 @dataclass(frozen=True)
 class FullCalibrator(AfterTemperature):
-    """A recipe whose map has a full matrix of weights.
+    """A recipe whose map has a full weight matrix.
 
     ``off_diagonal``, ``diagonal`` and ``intercept`` are the precisions of its penalty.
     """
@@ -195,7 +195,7 @@ class FullCalibrator(AfterTemperature):
     copies = 2.3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of a fit, with a dozen arrays as large as the weights."""
+        """Estimate the peak memory of a fit, including a dozen arrays as large as the weights."""
         return super().memory_bytes(n, k) + int(8 * MATRICES * k * (k + 1))
 
     @property

@@ -18,7 +18,7 @@ ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class LogisticProblem:
-    """For each of c classes, the minimisation over w of a mean over its rows plus a prior.
+    """For each of c classes, the minimisation over w of a mean over its rows plus a prior term.
 
     ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
     ``m = w0 first + w1 second + w2``. Inputs, labels and ``counts`` (1.0 for rows that count; None
@@ -46,7 +46,7 @@ class LogisticProblem:
 
 @dataclass(frozen=True, eq=False)
 class LogisticMinimum:
-    """Per class: weights (c, 3), mean NLL with the prior's part, and the remaining gradient.
+    """Per class: weights (c, 3), mean NLL plus prior term, and the remaining gradient.
 
     ``gradient`` is the largest component among the weights that are free.
     """
@@ -58,10 +58,10 @@ class LogisticMinimum:
 
 
 def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
-    """Return the minimum with ``w0, w1 >= 0``: where the free one violates that, the best edge.
+    """Return the minimum with ``w0, w1 >= 0``: the best edge if the free minimum violates that.
 
     The problem is convex, so the constrained minimum is the free minimum of the edge it lies on,
-    and no other edge has a lower one that is allowed.
+    and no other edge has a lower admissible minimum.
     """
     found = _newton(problem, np.ones(3, dtype=bool), tolerance)
     broken = np.flatnonzero((found.weights[:, :2] < 0).any(axis=1))
@@ -80,9 +80,10 @@ def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
 
 
 def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> LogisticMinimum:
-    """Minimise by Newton's method from (1, 1, 0), with weights that are not free at 0.
+    """Minimise by Newton's method from (1, 1, 0), with weights that are not free fixed at 0.
 
-    Each step is tried for all classes at once that have not converged; one that raises is halved.
+    Each step is tried at once for all classes that have not converged; a step that raises the value
+    is halved.
     """
     weights = np.tile(np.where(free, NEUTRAL, 0.0), (len(problem.first), 1))
     value, slope, bend = _derivatives(problem, weights, free)
@@ -139,7 +140,7 @@ def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
     curvature = np.multiply(tail, share, out=tail)
     residual = np.subtract(chance, label, out=chance)
     if problem.counts is not None:
-        # a row with a margin of 0 that does not count adds log 2 to the NLL
+        # a row that does not count has a margin of 0, which adds log 2 to the NLL
         nll -= np.log(2.0) * (1 - problem.counts).sum(axis=1)
         residual *= problem.counts
         curvature *= problem.counts

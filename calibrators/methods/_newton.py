@@ -27,7 +27,7 @@ PROGRESS = 100
 
 
 class Convex(Protocol):
-    """A convex function, evaluated at one point after the other."""
+    """A convex function, evaluated at one point at a time."""
 
     shape: tuple[int, ...]
 
@@ -68,11 +68,11 @@ class NewtonMinimum:
 
 
 def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonMinimum:
-    """Minimise a function from 0, to a gradient with no component above ``tolerance``.
+    """Minimise a function from 0 until no component of its gradient exceeds ``tolerance``.
 
     A step that goes too far is shortened, so the value never rises by more than its rounding
-    errors. When a step gains no more than these, the function is told to compute more precisely;
-    if it cannot, or after 1000 iterations, the fit ends with a NotConverged warning.
+    errors. When a step gains no more than rounding errors, the function is refined to compute more
+    precisely; if it cannot be, or after 1000 iterations, the fit ends with a NotConverged warning.
     """
     search = _Search(function, context)
     first = max(search.norm, tolerance)
@@ -131,7 +131,7 @@ class _Search:
             point = self.point + length * direction
             value, gradient = self._look(point)
             ahead = float(np.vdot(gradient, direction))
-            # a convex function that still falls at the end has fallen all the way
+            # a convex function that is still falling at the end has fallen all the way
             if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
                 return self._move(point, value, gradient)
             length *= min(0.5, max(0.1, slope / (slope - ahead)))
@@ -149,7 +149,7 @@ class _Search:
         return self.function.look_at(point)
 
     def _newton_direction(self, forcing: float) -> Array:
-        """Solve Hessian x direction = -gradient, to ``forcing`` of the gradient."""
+        """Solve ``Hessian @ direction = -gradient`` to a relative residual of ``forcing``."""
         precondition = self.function.preconditioner()
         direction = np.zeros(self.function.shape)
         residual = -self.gradient
@@ -165,7 +165,7 @@ class _Search:
             direction += power / bend * towards
             curved *= power / bend
             residual -= curved
-            del curved, scaled  # before new ones are made: they may be as large as W
+            del curved, scaled  # before new ones are allocated: they may be as large as W
             scaled = precondition(residual)
             power, before = float(np.vdot(residual, scaled)), power
             if power <= forcing**2 * first:

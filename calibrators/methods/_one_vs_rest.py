@@ -1,7 +1,8 @@
-"""Base of the methods that fit a function of its own probability for each class.
+"""Base classes of the methods that fit, for each class, a function of its own probability.
 
-With ``p = softmax(logits / T)``, T of temperature scaling, class k gets ``f_k(p_k)``, fitted on
-"is the label k or not", and rows are divided by their sums. A row whose classes all get 0 keeps p.
+With ``p = softmax(logits / T)`` and the T of temperature scaling, class k gets ``f_k(p_k)``, fitted
+to whether the label is k, and rows are divided by their sums. A row whose classes all get 0 keeps
+p.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from calibrators.numerics.softmax import rewritten
 Bools = NDArray[np.bool_]
 Part = TypeVar("Part")
 
-# fits hold some ten arrays of a block: smaller blocks keep them in the cache
+# fits hold about ten arrays per block: smaller blocks keep them in the cache
 ARRAYS = 4
 BLOCKS_A_STEP = 8
 UNDERFLOW = 1e-290
@@ -37,8 +38,8 @@ COST_OF_CLASS = 32
 class ClassShares:
     """Probabilities of classes with their logarithms, float64, (n, k) or some classes as (c, n).
 
-    ``top`` are the positions of the largest probabilities, ``top_log_rest`` what they leave to
-    the others as ``ln(1 - p)``, which is lost in p itself where p is near 1.
+    ``top`` are the positions of the largest probabilities, ``top_log_rest`` their ``ln(1 - p)``,
+    which cannot be recovered from p itself if p is near 1.
     """
 
     p: Floats
@@ -47,7 +48,7 @@ class ClassShares:
     top_log_rest: Floats
 
     def log_rest(self) -> Floats:
-        """Return ``ln(1 - p)``; -inf where all other classes are at -inf."""
+        """Return ``ln(1 - p)``; -inf if all other classes are at -inf."""
         logs = -self.p
         logs[self.top] = 0
         np.log1p(logs, out=logs)
@@ -57,7 +58,7 @@ class ClassShares:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OneVsRestMap(CalibrationMap):
-    """A new probability for each class of ``softmax(logits / base_temperature)``, then row sums 1.
+    """A new probability for each class of ``softmax(logits / base_temperature)``; rows sum to 1.
 
     A class at -inf stays at probability 0.
     """
@@ -77,9 +78,9 @@ class OneVsRestMap(CalibrationMap):
 
     @abstractmethod
     def _log_probabilities(self, shares: ClassShares) -> Floats:
-        """Return logarithms (n, k) of the new probabilities, not normalised, in a new array.
+        """Return logarithms (n, k) of the new, unnormalised probabilities in a new array.
 
-        Its values for classes with p = 0 at -inf do not matter.
+        Values for classes at -inf, where p = 0, do not matter.
         """
 
     @abstractmethod
@@ -143,7 +144,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
     @abstractmethod
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> Part:
-        """Fit some of the k classes on their shares (c, n) and on where they are the label.
+        """Fit some of the k classes on their shares (c, n) and on whether each is the label (c, n).
 
         Rows where ``informative`` is False say nothing about a class's function.
         """
@@ -154,7 +155,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
 
 def informative(shares: ClassShares) -> Bools:
-    """Return where a class may or may not be the label: neither it nor all others are at -inf."""
+    """Return where the label is open: neither the class nor all other classes are at -inf."""
     possible = np.isfinite(shares.log_p)
     possible[shares.top] = np.isfinite(shares.top_log_rest)
     return possible
@@ -207,7 +208,7 @@ def _shares(scaled: Floats) -> ClassShares:
     wide, top = scaled.astype(np.float64), scaled.argmax(axis=1)
     p = np.exp(wide)
     total, top_log_rest = _sums(wide, p, top)
-    # a row with a single finite logit is certain whatever its value
+    # a row with a single finite logit is certain, regardless of its value
     top_log_rest[np.isinf(top_log_rest)] = 0
     p /= total[:, np.newaxis]
     wide -= np.log(total)[:, np.newaxis]

@@ -1,7 +1,7 @@
 """The penalised NLL of ``softmax(W x + b)`` as a convex function: value, gradient, curvature.
 
-A point is the distance from the start W = I, b = 0; its last row is that of b. Blocks of rows are
-worked on in the type of the features and summed in float64.
+A point is the offset from the start W = I, b = 0; its last row belongs to b. Blocks of rows are
+processed in the type of the features and summed in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BLOCKS = 16
 class Regression(ABC):
     """``mean NLL + sum(precision * point^2) / (2 n)`` of features (n, k) and labels (n,).
 
-    ``masked`` (n, k), if not None, are the classes that a row rules out. ``precision`` is
+    ``masked`` (n, k), if not None, marks the classes that a row rules out. ``precision`` is
     overwritten.
     """
 
@@ -57,7 +57,7 @@ class Regression(ABC):
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return derivatives by the parameters, from those by the scores."""
+        """Return derivatives with respect to the parameters from those for the scores."""
 
     def look_at(self, point: Array) -> tuple[float, Array]:
         """Return the objective and its gradient; keep the probabilities for the other methods."""
@@ -107,7 +107,7 @@ class Regression(ABC):
         return curved
 
     def refine(self) -> bool:
-        """Continue in float64; return False if that is the type already."""
+        """Continue in float64; return False if that is already the type."""
         if self.x.dtype == np.float64:
             return False
         self.x = self.x.astype(np.float64)
@@ -151,7 +151,7 @@ class Diagonal(Regression):
         return np.array([column_sums(by_scores, x), column_sums(by_scores)])
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of each class's 2 x 2 block, plus that of a bias shared by all.
+        """Return the inverse of each class's 2 x 2 block, plus that of a bias all classes share.
 
         Such a bias changes no probability: only the penalty gives it a curvature, which the blocks
         do not include.
@@ -179,7 +179,7 @@ class Diagonal(Regression):
 class Full(Regression):
     """A full W: points (k + 1, k), the transposed weights above the biases.
 
-    Features (n, k + 1) with a last column of ones.
+    The features are (n, k + 1), with a last column of ones.
     """
 
     def parameters_at(self, point: Array) -> Array:
@@ -190,7 +190,7 @@ class Full(Regression):
 
     @property
     def _columns(self) -> int:
-        # the sum of a block is as large as W: together they must not exceed the features
+        # each block's sum is as large as W: together, the sums must not exceed the features
         blocks = min(MAX_BLOCKS, max(1, self.n // self.k))
         return max(1, min(self.k, blocks * BLOCK_ELEMENTS // self.n))
 
@@ -203,10 +203,10 @@ class Full(Regression):
     def preconditioner(self) -> Callable[[Array], Array]:
         """Return the inverse of the diagonal after centring the features of each class.
 
-        Centred by their mean under the weights ``p (1 - p)`` of the class, they do not interact
-        with its bias. The inverse for what all classes share in a feature's weights is added: that
-        changes no probability, and only the penalty gives it a curvature, which the diagonal does
-        not include.
+        Features centred by their mean under the class's weights ``p (1 - p)`` do not interact with
+        its bias. The inverse for a shift of a feature's weights shared by all classes is added:
+        such a shift changes no probability, and only the penalty gives it a curvature, which the
+        diagonal does not include.
         """
 
         def first_moments(rows: slice, scratch: Scratch) -> Floats:
@@ -245,7 +245,7 @@ class Full(Regression):
 def column_sums(values: Floats, factors: Floats | None = None) -> Floats:
     """Return sums over the rows of ``values``, or of ``values * factors``, in float64.
 
-    They are added in short pieces: a long sum in float32 is too inexact for gradients.
+    They are added in short pieces: a long sum in float32 is too imprecise for gradients.
     """
     rows, k = values.shape
     whole = rows - rows % PIECE

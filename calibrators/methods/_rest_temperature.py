@@ -1,4 +1,4 @@
-"""The temperature of the classes other than the predicted one, from rows where it was wrong."""
+"""The temperature of the classes other than the predicted one, from wrong predictions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FAR = -1e30
 def fit_rest_temperature(
     data: CalibrationSet, temperature: float, wrong: NDArray[np.bool_]
 ) -> float:
-    """Return the likeliest temperature of the other classes given that the predicted one is wrong.
+    """Return the most likely temperature of the other classes if the predicted one is wrong.
 
-    Prior: ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, of rows spaced
-    evenly over the ``wrong`` ones, are used: one number needs no more.
+    The prior is ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, from rows
+    evenly spaced among the ``wrong`` ones, are used: a single parameter needs no more.
     """
     chosen = np.flatnonzero(wrong)
     if data.k == 2 or not chosen.size:
@@ -50,7 +50,7 @@ def fit_rest_temperature(
 def _relative(
     data: CalibrationSet, chosen: NDArray[np.intp], temperature: float
 ) -> tuple[Floats, Floats]:
-    """Return the other classes' scaled logits (n, k) below their largest, and the label's (n,)."""
+    """Return the other classes' scaled logits (n, k) minus their largest, and the label's (n,)."""
     logits = data.logits[chosen].astype(np.float64)
     rows = np.arange(len(chosen))
     logits[rows, logits.argmax(axis=1)] = -np.inf

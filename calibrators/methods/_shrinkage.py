@@ -1,11 +1,12 @@
 """A temperature for each segment of a sample, shrunk towards 1 by empirical Bayes.
 
 With u = -log T and F_g(u) the NLL summed over the rows of segment g, the prior u ~ N(0, tau^2)
-yields ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together the log evidence
+yields ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together yield the log evidence
+of tau (Laplace's approximation)
 
-``sum over g of  -F_g(u_g) - u_g^2 / (2 tau^2) - log(1 + tau^2 F_g''(u_g)) / 2``
+``sum over g of  -F_g(u_g) - u_g^2 / (2 tau^2) - log(1 + tau^2 F_g''(u_g)) / 2``,
 
-of tau (Laplace's approximation), which is ``-sum F_g(0)`` at tau = 0.
+which is ``-sum F_g(0)`` at tau = 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COARSE, FINE = 4e-4, 1e-7
 
 
 class Solution(NamedTuple):
-    """The best 1/T of a segment, ``is_inside`` if not at a bound; the evidence for the prior."""
+    """The best 1/T of a segment, whether it is inside the bounds, and the prior's evidence."""
 
     beta: float = 1.0
     is_inside: bool = False
@@ -45,7 +46,7 @@ class SegmentSample:
     def __init__(self, logits: Floats, labels: Labels) -> None:
         row_max = row_maxima(logits)
         pull = row_max - logits[np.arange(len(logits)), labels]
-        # no temperature makes a label possible that the global map rules out
+        # no temperature can make a label possible that the global map rules out
         possible = np.isfinite(pull)
         self.rows = int(possible.sum())
         self.evaluations = 0
@@ -68,10 +69,10 @@ class SegmentSample:
         return self.nll(1.0)
 
     def solve(self, precision: float, start: float, accuracy: float) -> Solution:
-        """Return the best 1/T, its logarithm with a prior of precision 1/tau^2 (0 for none).
+        """Return the best 1/T, with a prior of ``precision`` 1/tau^2 on its logarithm (0 for none).
 
-        The NLL is convex in 1/T; with the prior the sum need not be. ``bracketed_newton`` still
-        ends where the slope vanishes: where the bend is not positive it halves its bracket.
+        The NLL is convex in 1/T; its sum with the prior need not be. ``bracketed_newton`` still
+        ends where the slope vanishes: if the curvature is not positive, it halves its bracket.
         """
         always_right = self._pull == 0
         if not any(self.unscaled[1:]) or (always_right and not precision):
@@ -125,10 +126,11 @@ class Rounds:
 
 
 def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
-    """Return the tau of the largest evidence, and the best 1/T of every segment with it.
+    """Return the tau with the largest evidence, and the best 1/T of every segment for it.
 
-    Candidates are 1, 1/2, ..., 1/64, half an octave to either side of the best, and the top of
-    the parabola through the best of these; 0 if none is better than T = 1 for all.
+    Candidates are 1, 1/2, ..., 1/64, half an octave to either side of the best, and the top of the
+    parabola through the best candidate and its neighbours; tau is 0 if no candidate is better than
+    T = 1 for all segments.
     """
 
     def evidence(octave: float) -> float:

@@ -20,7 +20,7 @@ Derivatives = Callable[[Floats], tuple[float, Floats, Floats]]
 
 @dataclass(frozen=True)
 class SimplexMinimum:
-    """``gap`` bounds the distance of ``value`` from the minimum."""
+    """Result of a minimisation; ``gap`` bounds the distance of ``value`` from the minimum."""
 
     weights: Floats
     value: float
@@ -31,7 +31,7 @@ class SimplexMinimum:
 def minimise_on_simplex(
     derivatives: Derivatives, size: int, cancelled: Callable[[], None] = lambda: None
 ) -> SimplexMinimum:
-    """Return the minimum of a convex function of weights >= 0 of sum 1.
+    """Return the minimum of a convex function of weights >= 0 that sum to 1.
 
     ``derivatives(weights)`` returns value, gradient and Hessian; the value may be infinite on the
     boundary.
@@ -60,13 +60,13 @@ def minimise_on_simplex(
                 break
             length /= 2
         weights, (value, gradient, hessian) = moved, candidate
-    raise FitError("no_minimum", f"no minimum on the simplex to {TOLERANCE:g}: is it convex?")
+    raise FitError("no_minimum", f"no minimum found on the simplex to {TOLERANCE:g}: is it convex?")
 
 
 def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
     """Return Newton's step within the face of positive weights and the steepest corner.
 
-    If that is no descent, return the line to that corner, which always descends.
+    If that step does not descend, return the direction to that corner, which always descends.
     """
     steepest = int(gradient.argmin())
     free = weights > 0

@@ -1,4 +1,4 @@
-"""Indicators by which SMART chooses the temperature of a sample: by default the margin."""
+"""Indicators from which SMART derives the temperature of a sample: by default the margin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_m
 
 
 def indicate(name: Indicator, logits: Floats, temperature: float) -> Floats:
-    """Return an indicator of ``logits / temperature``, float64: (n, 1), (n, k) for "all_logits".
+    """Return an indicator of ``logits / temperature``, float64: (n, 1), or (n, k) for "all_logits".
 
     It is finite for every row that has a softmax: a row with a single finite logit has margin 0
     (its probability is 1 at any temperature), means are over finite logits, and -inf counts as the
@@ -49,9 +49,10 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
 
 
 def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
-    """Return gaps of ``logits / temperature`` from the largest to the next, (n, count), float64.
+    """Return gaps from the largest of ``logits / temperature`` to the next, (n, count), float64.
 
-    They rise along a row. A gap to -inf counts as the row's largest finite one, 0 if there is none.
+    They never fall along a row. A gap to -inf counts as the row's largest finite gap, or as 0 if
+    there is none.
 
     >>> sorted_gaps(np.array([[3.0, 1.0, 0.0], [0.0, 5.0, -np.inf]]), 2, 1.0).tolist()
     [[2.0, 3.0], [5.0, 5.0]]

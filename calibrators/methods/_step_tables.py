@@ -1,4 +1,4 @@
-"""Functions of one number given by tables, one for each class, in numpy and ONNX."""
+"""Functions of one variable given by tables, one for each class, in numpy and ONNX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_rising(name: str, table: Floats, least: int = 1) -> None:
         )
     broken = ~np.isfinite(table)
     broken[..., 1:] |= table[..., 1:] < table[..., :-1]
-    refuse(name, "be finite and never fall", table, broken)
+    refuse(name, "be finite and non-decreasing", table, broken)
 
 
 def check_shares(name: str, table: Floats) -> None:
@@ -49,7 +49,7 @@ def stacked(tables: list[Floats]) -> Floats:
 
 
 def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDArray[np.intp]:
-    """Count the ``edges`` (c, t) of its column below each of ``values`` (n, c).
+    """Count, for each of ``values`` (n, c), the ``edges`` (c, t) of its column that are below it.
 
     >>> count_below(np.array([[0.5, 0.5]]), np.array([[0.1, 0.5], [0.1, 0.4]])).tolist()
     [[1, 2]]
@@ -90,14 +90,14 @@ def interpolated(values: Floats, nodes: Floats, heights: Floats) -> Floats:
 
 
 def _is_low(values: Floats) -> bool:
-    """Return whether so few rows are faster with all classes at once than one by one."""
+    """Return whether there are so few rows that processing all classes at once is faster."""
     return bool(FEWER * len(values) < values.shape[1])
 
 
 def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bool = False) -> str:
     """Add the count of ``edges`` (c, t) below each of ``values`` (n, c), as int64 (n, c).
 
-    An unrolled binary search: log2(t) comparisons, and never an array larger than the input.
+    An unrolled binary search: log2(t) comparisons, and no array larger than the input.
     """
     classes, length = edges.shape
     steps = length.bit_length()
@@ -109,7 +109,7 @@ def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bo
     for step in reversed(range(steps)):
         further = graph.add("Add", count, graph.constant(2**step, np.int64))
         edge = graph.add("Gather", table, graph.add("Add", further, begin))
-        # "edge < value" and "edge <= value", of which torch and ONNX both know the first
+        # "edge <= value" is written as "not value < edge": calibrd.torch has no "LessOrEqual"
         passed = (
             graph.add("Not", graph.add("Less", values, edge))
             if or_equal

@@ -1,8 +1,8 @@
 """Ties: scores that differ only by rounding, from the order of a sum or the float type.
 
-A row's score depends in its last digits on the order of the classes and on the float type of the
+The last digits of a row's score depend on the order of the classes and on the float type of the
 logits. Rounded or quantised logits give many rows the same score except for those digits; a cut
-between them would separate equal rows, and another runtime would not reproduce it.
+between them would separate equal rows, and a different runtime would not reproduce it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from calibrators.numerics.parallel import Floats
 
-# for log odds; scores of float32 logits are right to about 1e-7 of the largest relevant gap
+# for log odds; scores of float32 logits are accurate to about 1e-7 of the largest relevant gap
 NEAR = 1e-5
 # for probabilities near 1, whose last digit is 1e-16
 NEAR_ONE = 1e-10
 
 
 def log_odds_reach(log_odds: Floats) -> Floats:
-    """Return the highest log odds that count as equal to each of these."""
+    """Return, for each value, the highest log odds that count as equal to it."""
     return np.asarray(log_odds + NEAR * (1 + np.abs(log_odds) / 20))
 
 
 def share_reach(shares: Floats) -> Floats:
-    """Return the highest probability that counts as equal to each: about NEAR in log odds.
+    """Return, for each value, the highest probability within about NEAR of it in log odds.
 
     >>> share_reach(np.array([0.0, 0.5, 1.0])).round(11).tolist()
     [0.0, 0.50000250005, 1.0000000001]

@@ -1,9 +1,9 @@
-"""Base of the methods that recalibrate the confidence of the top label.
+"""Base classes of the methods that recalibrate the confidence of the top label.
 
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
 predicted class a new confidence as a function of its old one; the other classes share the rest
-in their old proportions, which is one number added to their logits. The new confidence goes no
-lower than where the second class would catch up (to one part in ten thousand, so that the largest
+in their old proportions, which adds one number to their logits. The new confidence stays just above
+the point where the second class would catch up (by one part in ten thousand, so that the largest
 entry of a row remains unique), so the predicted class is kept.
 """
 
@@ -32,7 +32,7 @@ AHEAD = 1e-4
 class TopLabelMap(CalibrationMap):
     """A new confidence for the predicted class of ``softmax(logits / base_temperature)``.
 
-    Confidences are handled as log odds, ``log(c / (1 - c))``: they never saturate.
+    Confidences are handled as log odds, ``log(c / (1 - c))``, which never saturate.
     """
 
     keeps_class = True
@@ -64,7 +64,7 @@ class TopLabelMap(CalibrationMap):
         return rewritten(logits, write)
 
     def _shift(self, others: Floats, second: Floats) -> Floats:
-        """Return the shift of the logits of the other classes, relative to a top of 0."""
+        """Return the shift of the other classes' logits, given that the top logit is 0."""
         log_odds = -log_sum(others, second)
         alone = np.isinf(log_odds)
         log_odds[alone] = 0
@@ -81,10 +81,10 @@ class TopLabelMap(CalibrationMap):
 
 
 class OnnxOthers(NamedTuple):
-    """Tensors of an ONNX graph: all classes but the predicted one, relative to a top of 0.
+    """Tensors of an ONNX graph: all classes but the predicted one, relative to the top logit.
 
-    ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, 0 where no other logit
-    is finite (``alone``); ``log_odds`` (n, 1) are those of the top, in double.
+    ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
+    is finite (``alone``); ``log_odds`` (n, 1) are those of the top class, as doubles.
     """
 
     logits: str
@@ -124,9 +124,9 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
-    """Return ``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is.
+    """Return ``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf.
 
-    float32 as ``precision`` of the exponentials is three times as fast. A map needs float64: where
+    Exponentials with a ``precision`` of float32 are three times as fast. A map needs float64: where
     its function is steep, its ONNX form, which sums in float64, would differ.
     """
     reach = np.where(np.isinf(second), 0, second)
@@ -166,12 +166,12 @@ class TopLabelCalibrator(AfterTemperature):
         """Fit on each row's log odds of being right (float64) and whether it was (0.0 or 1.0).
 
         ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Rows with a single finite
-        logit, whose log odds are infinite, are left out: they are certain whatever the map says.
+        logit, whose log odds are infinite, are left out: they are certain with any map.
         """
 
 
 def top_label(data: CalibrationSet, base: TemperatureTypeMap) -> tuple[Floats, Floats]:
-    """Return the log odds of the predicted class after ``base``, and 1.0 where it is right."""
+    """Return the log odds of the predicted class after ``base``, and 1.0 where it is correct."""
 
     def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:
         block = data.logits[start:stop]

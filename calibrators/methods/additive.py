@@ -48,9 +48,9 @@ class AdditiveMap(CalibrationMap):
     """New log odds of the predicted class, ``x + f(x) + g(log(1 + m)) + h(log(1 + d))``.
 
     x are its log odds in ``softmax(logits / base_temperature)``, m the margin between the first and
-    the second, d the gap between the second and the third of those logits. The functions are linear
-    between ``nodes`` (3, p) and constant beyond; the ``heights`` (3, p) are a posterior mean with
-    ``covariance`` (3p, 3p). The other classes share what is left as in
+    the second, d the gap between the second and the third of the scaled logits. The functions are
+    linear between ``nodes`` (3, p) and constant beyond; the ``heights`` (3, p) are a posterior mean
+    with ``covariance`` (3p, 3p). The other classes share what is left as in
     ``softmax(logits / rest_temperature)``.
     """
 
@@ -73,19 +73,20 @@ class AdditiveMap(CalibrationMap):
         if shapes != ((TERMS, count), (TERMS, count), (TERMS * count,) * 2) or count < 2:
             raise ParameterError(
                 "bad_parameter",
-                f"nodes and heights must be (3, p) and covariance (3p, 3p), got {shapes}",
+                f"nodes and heights must have shape (3, p), covariance (3p, 3p), got {shapes}",
             )
         if count > MAX_NODES:
             raise ParameterError(
                 "bad_parameter",
-                f"an additive map has at most {MAX_NODES} nodes a term, got {count}",
+                f"an additive map must have at most {MAX_NODES} nodes per term, got {count}",
             )
         check_rising("nodes", self.nodes)
         flat = np.diff(self.nodes) <= 0
-        refuse("nodes", "rise", self.nodes[:, 1:], flat)
-        refuse("heights", "be moderate", self.heights, ~(np.abs(self.heights) <= LARGEST_HEIGHT))
+        refuse("nodes", "be increasing", self.nodes[:, 1:], flat)
+        broken = ~(np.abs(self.heights) <= LARGEST_HEIGHT)
+        refuse("heights", "lie in [-1e6, 1e6]", self.heights, broken)
         broken = ~(np.abs(self.covariance) <= LARGEST_HEIGHT)
-        refuse("covariance", "be moderate", self.covariance, broken)
+        refuse("covariance", "lie in [-1e6, 1e6]", self.covariance, broken)
 
     @property
     def row_cost(self) -> int:
@@ -126,9 +127,10 @@ class AdditiveMap(CalibrationMap):
         return -_others(block, self.base_temperature).total
 
     def _lowest(self, block: Floats) -> Floats:
-        """Return the lowest log odds (n,) that leave the predicted class ahead of the second.
+        """Return the lowest log odds (n,) that keep the predicted class ahead of the second.
 
-        The band's upper bound is never below it, so it includes the confidence of ``apply``.
+        The band's upper bound is never below them, so the band includes the confidence of
+        ``apply``.
         """
         others = _others(block, self.rest_temperature)
         alone = np.isinf(others.largest)
@@ -146,7 +148,7 @@ class AdditiveMap(CalibrationMap):
         """Add the corrected log odds, then the other classes at their own temperature."""
         log_odds = onnx_others(graph, logits, self.k, self.base_temperature).log_odds
         one = graph.constant(1.0, np.float64)
-        count = min(2, self.k - 1)  # of gaps: two classes have the margin alone
+        count = min(2, self.k - 1)  # gaps: two classes have only the margin
         gaps = onnx_sorted_gaps(graph, logits, count, self.base_temperature)
         sums = np.array([[1.0, -1.0], [0.0, 1.0]])[:count, :count]
         steps = graph.add("MatMul", gaps, graph.constant(sums, np.float64))
@@ -165,22 +167,22 @@ class AdditiveMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Additive(AfterTemperature):
-    """``logit P(right) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data need.
+    """``logit P(right) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data require.
 
     After temperature scaling, x are the log odds of the predicted class, m is the margin between
     the largest and the second largest logit and d the gap between the second and the third. The
     functions are linear between 14 nodes, with Gaussian priors on their second differences and on
-    their size. How smooth and how large they are is averaged over: a grid of log precisions, and
-    the models with one, two and three terms, each weighted by its evidence (Laplace's
-    approximation) and a weak prior. Where temperature scaling suffices, the functions are nearly 0.
-    There is no seed and nothing to tune.
+    their size. The result is averaged over a grid of log precisions, which determine how smooth and
+    how large the functions are, and over the models with one, two and three terms, each weighted by
+    its evidence (Laplace's approximation) and a weak prior. If temperature scaling suffices, the
+    functions are nearly 0. There is no seed and nothing to tune.
 
     The predicted class is kept. The other classes share what is left in the proportions of
-    ``softmax(z / T_rest)``, T_rest the temperature that is likeliest given the rows on which the
-    predicted class was wrong (with ``log(T_rest / T) ~ N(0, 0.5^2)``).
+    ``softmax(z / T_rest)``, where T_rest is the most likely temperature given the rows on which the
+    predicted class was wrong (with the prior ``log(T_rest / T) ~ N(0, 0.5^2)``).
 
-    The posterior gives ``interval``, a credible band of each row's confidence. More
-    than 4,096 rows are gathered in 4,096 cells of about equally many rows by x, m and d.
+    The posterior yields ``interval``, a credible band of each row's confidence. More than 4,096
+    rows are gathered into 4,096 cells of about equally many rows by x, m and d.
 
     Related: penalised splines (Eilers & Marx 1996), Laplace approximations over a grid of
     hyper-parameters (Rue, Martino & Chopin 2009). docs/studies/auto.md has a comparison.

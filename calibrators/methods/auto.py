@@ -25,43 +25,44 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "its correction is as smooth and as small as the rows require: nothing is chosen"
+ADDITIVE = "its correction is as smooth and as small as the rows require: no choice is needed"
 
 
 @dataclass(frozen=True)
 class Auto(Calibrator):
     """The default: ``additive``, which needs no choice among methods.
 
-    With fewer than 20 rows, or if temperature scaling has no finite optimum, temperature scaling
-    with ``log T ~ N(0, 0.5^2)``.
+    With fewer than 20 rows, or if temperature scaling has no finite optimum, it is temperature
+    scaling with the prior ``log T ~ N(0, 0.5^2)``.
 
-    With ``allow_class_change`` the methods that may change the predicted class compete with
-    ``additive``; with ``candidates``, the named ones do. They are compared by their out-of-fold
+    With ``allow_class_change``, the methods that may change the predicted class compete with
+    ``additive``; with ``candidates``, the named methods do. They are compared by their out-of-fold
     NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard errors of
     the paired difference, widened because folds overlap, wins. The winner is fitted on all
     rows and returned as its own kind of map; its ``fit_info`` holds every candidate with its
-    out-of-fold scores and 95 % intervals, its change against ``additive``, and ``why``.
+    out-of-fold scores and 95 % intervals, its change from ``additive``, and ``why``.
 
     ``budget``, in seconds, limits the cross-validation; the winner's fit on all rows comes after
-    it. A candidate that would not end in time is left out: ``fit_info`` says which and why in
-    ``left_out``, and an OutOfTime warning is issued. The same data and seed give the same map as
-    long as none is. The report of ``fit_and_judge`` has the seconds that each candidate took.
+    it. A candidate that would not finish in time is left out: ``left_out`` in ``fit_info`` says
+    which and why, and an OutOfTime warning is issued. The same data and seed yield the same map as
+    long as no candidate is left out. The report of ``fit_and_judge`` says how many seconds each
+    candidate took.
 
     docs/studies/auto.md has the comparison that this default is based on.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
     >>> z = rng.normal(size=(800, 4)) * 2
-    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # perfectly calibrated already
-    >>> fitted = Auto().fit(CalibrationSet(3 * z, y))            # and now three times too sure
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # already perfectly calibrated
+    >>> fitted = Auto().fit(CalibrationSet(3 * z, y))            # overconfident by a factor of 3
     >>> fitted.method, fitted.fit_info["chosen_by"]
     ('additive', 'auto')
     """
 
     name = "auto"
-    summary = "the additive map; if the class may change, what measurably beats it"
+    summary = "the additive map or, if the class may change, a method that measurably beats it"
     reference = "docs/studies/auto.md"
-    cost = "that of additive; about four times all candidates if there are any"
+    cost = "that of additive; with candidates, about four times that of all of them"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     candidates: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class Auto(Calibrator):
         assert isinstance(scaled, TemperatureMap)  # noqa: S101
         reason = fallback_reason(scaled)
         if data.n < FEW_ROWS:
-            reason = f"{data.n} rows are too few for more"
+            reason = f"{data.n} rows are too few for another method"
         recipes = self._recipes()
         total = steps(recipes, self.folds)
         if reason is not None:
@@ -110,7 +111,7 @@ class Auto(Calibrator):
         if contest.left_out:
             names = ", ".join(str(one["method"]) for one in contest.left_out)
             context.warn(
-                OutOfTime, f"the budget of {self.budget:g} seconds left these out: {names}"
+                OutOfTime, f"the budget of {self.budget:g} seconds was too short for: {names}"
             )
         left_out = [*contest.left_out, *_only_by_name(data, recipes)]
         return self._with_choice(fitted, why, trials, left_out)
@@ -143,7 +144,8 @@ class Auto(Calibrator):
         if len(set(self.candidates)) < len(self.candidates):
             twice = next(one for one, count in Counter(self.candidates).items() if count > 1)
             raise ParameterError(
-                "bad_parameter", f"Auto.candidates must name each method once, got {shown(twice)}"
+                "bad_parameter",
+                f"Auto.candidates must name each method once, got {shown(twice)} more than once",
             )
         changing = [name for name in all_methods() if keeps_class(name) is False]
         for name in self.candidates:
@@ -158,12 +160,12 @@ class Auto(Calibrator):
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
 
     def _change(self, trial: Trial, base: Trial, level: float) -> Interval:
-        """Return the change of the NLL against the base."""
+        """Return the change in NLL from the base."""
         interval = mean_interval(trial.scores.nll - base.scores.nll, level)
         return interval.widened(fold_factor(self.folds))
 
     def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
-        """Return the lowest NLL of those that clearly beat the base, else the base; and why."""
+        """Return the best of the methods that clearly beat the base, else the base; and why."""
         others = {name: trial for name, trial in trials.items() if name != BASE}
         changes = {
             name: self._change(trial, trials[BASE], TWO_DEVIATIONS)
@@ -172,12 +174,12 @@ class Auto(Calibrator):
         better = {name: change.value for name, change in changes.items() if change.high < 0}
         if not better:
             return BASE, (
-                f"no out-of-fold NLL is below its own by two standard errors: "
-                f"compared were {', '.join(others) or 'none'}"
+                "no other out-of-fold NLL is below its own by two standard errors; "
+                f"compared with: {', '.join(others) or 'none'}"
             )
         return min(better, key=lambda name: better[name]), (
             f"its out-of-fold NLL is below that of {BASE} by more than two standard errors"
-            + (", and the lowest" if len(better) > 1 else "")
+            + (", and is the lowest" if len(better) > 1 else "")
         )
 
     def _describe(self, trial: Trial, base: Trial) -> dict[str, Any]:
@@ -200,21 +202,21 @@ def _fit_after(
 
 
 def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
-    """Return methods that could be fitted on this set, but are candidates only by name."""
+    """Return methods that could be fitted on this set, but are candidates only if named."""
     if data.segments is None or "segmented" in recipes:
         return []
-    why = "its map needs the segment of each row whenever it is applied: name it in candidates"
+    why = "its map always needs the segment of each row: add it to candidates to try it"
     return [{"method": "segmented", "why": why}]
 
 
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
-    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that alone do not suffice."""
+    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that do not suffice alone."""
 
     def penalised(beta: float) -> float:
         context.cancelled()
         return data.n * mean_nll(data, beta) + 0.5 * (math.log(beta) / PRIOR_DEVIATION) ** 2
 
     beta, _ = minimise_on_grid(penalised, 1.0, octaves=16)
-    context.warn(SmallSample, f"{reason}: temperature scaling with a prior of T near 1 is used")
+    context.warn(SmallSample, f"{reason}: temperature scaling with a prior around T = 1 is used")
     info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
     return TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)

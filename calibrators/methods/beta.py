@@ -1,4 +1,4 @@
-"""Beta calibration: three numbers for each class, bending both ends of its probability."""
+"""Beta calibration: three parameters per class, which bend both ends of its probability."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAR = -1e300
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BetaMap(OneVsRestMap):
-    """Log odds ``a_k ln p_k - b_k ln(1 - p_k) + c_k`` of each class; then rows sum to 1."""
+    """Log odds ``a_k ln p_k - b_k ln(1 - p_k) + c_k`` of each class; rows are then normalised."""
 
     method = "beta"
 
@@ -44,7 +44,7 @@ class BetaMap(OneVsRestMap):
             if values.shape != (self.k,):
                 raise ParameterError(
                     "bad_parameter",
-                    f"{name} must have a number for each of {self.k} classes, "
+                    f"{name} must have one number for each of {self.k} classes, "
                     f"got shape {values.shape}",
                 )
             refuse(name, "be finite", values, ~np.isfinite(values))
@@ -73,22 +73,22 @@ class BetaMap(OneVsRestMap):
 class Beta(OneVsRestCalibrator[LogisticMinimum]):
     """Each class's log odds become ``a ln p - b ln(1 - p) + c``, a and b >= 0; rows sum to 1.
 
-    ``p = softmax(z / T)`` with the T of temperature scaling. The three numbers of class k are the
-    logistic regression of "the label is k" on ``ln p_k`` and ``-ln(1 - p_k)``: a bends the
-    probability near 0, b near 1, c shifts; a = b = 1, c = 0 changes nothing. The new probabilities
-    are divided by their sum. With two classes the two functions mirror each other and already sum
-    to 1: that is the published method. The predicted class may change.
+    ``p = softmax(z / T)`` with the T of temperature scaling. The three numbers of class k come
+    from a logistic regression of "the label is k" on ``ln p_k`` and ``-ln(1 - p_k)``: a bends the
+    probability near 0, b bends it near 1, c shifts it; a = b = 1, c = 0 changes nothing. The new
+    probabilities are divided by their sum. With two classes the two functions mirror each other and
+    already sum to 1: that is the published method. The predicted class may change.
 
     Each class minimises its mean NLL plus ``prior / (2 n) |(a, b, c) - (1, 1, 0)|^2``, a weak prior
     without which a class that never occurs, or is perfectly separated, has no finite optimum.
-    On 13 real test sets (two splits) a prior of 0.01, 0.1, 1 and 10 gave a mean test NLL of 0.811,
-    0.815, 0.829 and 0.861; without two sets in which most classes never occur, 0.01 to 1 differ by
-    less than 0.005, and 0.1 lies between.
+    On 13 real test sets (two splits), priors of 0.01, 0.1, 1 and 10 gave mean test NLLs of 0.811,
+    0.815, 0.829 and 0.861; without two sets in which most classes never occur, priors from 0.01 to
+    1 differ by less than 0.005, and 0.1 lies in between.
     The problem is convex; it is solved by Newton's method with step halving until no component of
-    the gradient exceeds ``tolerance``, with a NotConverged warning after 200 steps. Where a or b
-    is negative, all problems with a = 0, b = 0 or both are solved and the best is used: the
-    exact optimum under a, b >= 0 (the authors refit without the negative one, which is the same
-    unless the other then turns negative).
+    the gradient exceeds ``tolerance``, with a NotConverged warning after 200 steps. If a or b is
+    negative, the problems with a = 0, with b = 0 and with both are solved and the best solution is
+    used: the exact optimum under a, b >= 0 (the authors refit without the negative parameter, which
+    is the same unless the other then becomes negative).
 
     A row in which class k, or every class but k, is at -inf says nothing about class k and is left
     out of its fit.
@@ -99,14 +99,14 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     >>> from calibrators import CalibrationSet
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=20_000) * 2
-    >>> y = rng.random(20_000) < 1 / (1 + np.exp(-z))            # calibrated already
+    >>> y = rng.random(20_000) < 1 / (1 + np.exp(-z))            # already calibrated
     >>> fitted = Beta().fit(CalibrationSet(z, y))
     >>> bool(np.abs([fitted.a - 1, fitted.b - 1, fitted.c]).max() < 0.1)
     True
     """
 
     name = "beta"
-    summary = "a bend at each end of each class's probability (3 numbers a class), rows normalised"
+    summary = "a bend at each end of each class's probability (3 parameters per class), normalised"
     reference = "Kull, Silva Filho and Flach, AISTATS 2017"
     cost = "temperature scaling and about 10 passes over the logits"
     numbers_a_row = 12.0

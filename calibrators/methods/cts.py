@@ -56,21 +56,21 @@ class ClassTemperature(AfterTemperature):
     """A temperature for each class that the model may predict, minimising ECE on the fit set.
 
     ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search tries
-    97 temperatures from an eighth to eight times that of temperature scaling, and starts twice:
-    there, and at the one that is best for all classes together; the lower result counts. What the
-    samples predicted as class k add to the bins of the ECE at each temperature is tabulated once,
-    from the confidence curve (numerics.confidence_curves): after that a change of one class's
-    temperature costs a handful of additions, whatever n is, and sweeps over the classes continue
-    until none can lower the ECE (a coordinate-wise minimum on the grid). Classes with most
-    predictions go first; on ties the temperature nearest to the start is used; classes never
-    predicted keep it.
+    97 temperatures from an eighth to eight times that of temperature scaling. It starts twice, at
+    the temperature of temperature scaling and at the one that is best for all classes together, and
+    the better result is used. The contribution of the samples predicted as class k to the bins of
+    the ECE is tabulated once for each temperature, from the confidence curve
+    (numerics.confidence_curves): after that, a change of one class's temperature costs a handful of
+    additions, regardless of n, and sweeps over the classes continue until none can lower the ECE (a
+    coordinate-wise minimum on the grid). Classes with the most predictions go first; on ties the
+    temperature nearest to the start is used; classes that are never predicted keep the start.
 
     The published procedure is the same greedy search, with all probabilities recomputed at every
-    grid point of every class. Public code of it divides the logit of *every* class by that class's
+    grid point of every class. Public code for it divides the logit of *every* class by that class's
     own temperature, which depends on the logits' arbitrary level and can change the predicted
     class; here the temperature belongs to the predicted class.
 
-    With few samples of a class it adapts to their noise: see docs/studies/posthoc.md.
+    With few samples of a class the temperature fits their noise: see docs/studies/posthoc.md.
 
     Frenkel, Goldberger: Network calibration by class-based temperature scaling. EUSIPCO 2021.
 
@@ -91,7 +91,7 @@ class ClassTemperature(AfterTemperature):
     bins: Annotated[int, Ge(2), Le(1000)] = 15
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: the logits, or the search table twice; and numbers per row."""
+        """Estimate the peak memory: the logits or twice the search table, plus numbers per row."""
         table = k * self.bins * (2 * OCTAVES * POINTS_PER_OCTAVE + 1)
         return 8 * (max(n * k, 2 * table) + 20 * n) + scratch_bytes()
 
@@ -141,7 +141,7 @@ class ClassTemperature(AfterTemperature):
 
 
 def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
-    """Return classes by the number of their predictions, then by their sums, never by number."""
+    """Return classes sorted by number of predictions, then by sum, never by class number."""
     counts = np.bincount(predicted, minlength=len(table))
     order = np.lexsort((table[:, 0].sum(axis=1), -counts))
     return np.asarray(order[: np.count_nonzero(counts)])
@@ -150,7 +150,7 @@ def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
 def _search(
     table: Floats, order: Floats, start: int, context: FitContext
 ) -> tuple[float, int, Floats]:
-    """Return n times the ECE reached, the sweeps, and the chosen temperature of each class."""
+    """Return n times the ECE, the number of sweeps, and each class's chosen temperature."""
     nearest = np.argsort(np.abs(np.arange(table.shape[1]) - start), kind="stable")
     table = table[:, nearest]
     chosen = np.zeros(len(table), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Dirichlet calibration: a full matrix of weights on log-probabilities."""
+"""Dirichlet calibration: a full weight matrix on log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DirichletMap(LinearMap):
 
 @dataclass(frozen=True)
 class Dirichlet(FullCalibrator):
-    """``p = softmax(W log q + b)``, q the temperature-scaled probabilities: K (K + 1) numbers.
+    """``p = softmax(W log q + b)``, q the temperature-scaled probabilities: K (K + 1) parameters.
 
     If the q of each class are Dirichlet distributed, the true probabilities have this form. The
     exact temperature of temperature scaling comes first, so that the scale of the logits does not
@@ -33,18 +33,18 @@ class Dirichlet(FullCalibrator):
     which is convex, by Newton's method until no component of the gradient exceeds ``tolerance``.
     This is the off-diagonal and intercept regularisation (ODIR) of Kull et al., whose lambda is
     ``off_diagonal K (K - 1) / (2 n)`` and whose mu is ``intercept K / (2 n)``; they choose both by
-    cross-validation on each set. ``diagonal`` is not theirs: without it the weight of a class that
+    cross-validation on each set. ``diagonal`` is an addition: without it the weight of a class that
     never occurs has no finite optimum. A class whose logit is -inf counts as feature 0, not as
     log 0, and keeps probability 0. The predicted class may change.
 
-    Measured as mean test NLL and ECE-15 in percent over 10 real test sets of up to 100
-    classes, three splits each, with ``diagonal = intercept = 0.5``: temperature scaling 0.740 and
-    2.5; ``off_diagonal`` of 20, 60, 200, 600, 2000: NLL 0.678, 0.670, 0.668, 0.671, 0.677, all with
-    1.5 to 1.6 percent. 20 lost to temperature scaling on one set, the others on none by more than
-    0.1 %; 100 is the default. Over 13 sets of up to 1,000 classes (five splits; one or two of the
-    slowest sets) the defaults have NLL 0.755 and ECE 2.2 where temperature scaling has 1.012 and
-    3.4, vector scaling 0.813 and 2.4, matrix scaling 0.765 and 2.2. The strengths were chosen on
-    these sets, so new ones may gain less. The ECE is not better everywhere: it rose on 5 of the 13.
+    Mean test NLL and ECE-15 in percent over 10 real test sets of up to 100 classes, three splits
+    each, with ``diagonal = intercept = 0.5``: temperature scaling 0.740 and 2.5; ``off_diagonal``
+    of 20, 60, 200, 600, 2000: NLL 0.678, 0.670, 0.668, 0.671, 0.677, all with an ECE of 1.5 to 1.6.
+    A value of 20 lost to temperature scaling on one set, the others on none by more than 0.1 %; the
+    default is 100. Over 13 sets of up to 1,000 classes (five splits, but one or two of the slowest
+    sets) the defaults reach NLL 0.755 and ECE 2.2, temperature scaling 1.012 and 3.4, vector
+    scaling 0.813 and 2.4, matrix scaling 0.765 and 2.2. The strengths were tuned on these sets, so
+    new sets may gain less. The ECE does not improve everywhere: it rose on 5 of the 13 sets.
 
     Kull, Perello-Nieto, Kaengsepp, Silva Filho, Song, Flach: Beyond temperature scaling: obtaining
     well-calibrated multi-class probabilities with Dirichlet calibration. NeurIPS 2019.
@@ -62,7 +62,7 @@ class Dirichlet(FullCalibrator):
     """
 
     name = "dirichlet"
-    summary = "a full matrix of weights on the log-probabilities, held near temperature scaling"
+    summary = "a full weight matrix on the log-probabilities, shrunk towards temperature scaling"
     reference = "Kull et al., NeurIPS 2019"
     cost = "temperature scaling and 50 to 200 products with K x K matrices, 1,500 in hard cases"
 

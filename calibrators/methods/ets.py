@@ -23,7 +23,7 @@ from calibrators.numerics.softmax import InverseTemperature, scaled_logits, soft
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EtsMap(CalibrationMap):
-    """``scaled softmax(z / temperature) + unscaled softmax(z) + uniform / k``, weights of sum 1.
+    """``scaled softmax(z / temperature) + unscaled softmax(z) + uniform / k``; weights sum to 1.
 
     The uniform part is shared by the classes whose logit is not -inf.
     """
@@ -51,7 +51,7 @@ class EtsMap(CalibrationMap):
         return [part for part in parts if part[0] > 0]
 
     def _check(self, logits: Floats) -> None:
-        """Raise if a row has no softmax, if no part computes one."""
+        """Raise if a row has no softmax, unless a part of the mixture checks that anyway."""
         if not self._parts():
             check_rows(row_maxima(logits))
 
@@ -66,7 +66,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def _transform(self, logits: Floats) -> Floats:
-        """Return logarithms, in which tiny probabilities do not underflow."""
+        """Return the mixture's logarithms, in which tiny probabilities do not underflow."""
         self._check(logits)
         with np.errstate(divide="ignore"):
             mixed: Floats = np.log(_shares(logits) * logits.dtype.type(self.uniform))
@@ -79,7 +79,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the logarithm of the mixture; the sums over many classes are of doubles."""
+        """Add the logarithm of the mixture; sums over classes are computed in doubles."""
         axis = graph.constant([1], np.int64)
         finite = graph.add("Cast", graph.add("Not", graph.add("IsInf", logits)), to=DOUBLE)
         count = graph.add("ReduceSum", finite, axis, keepdims=1)
@@ -107,19 +107,19 @@ def _shares(logits: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class EnsembleTemperature(AfterTemperature):
-    """``p = w1 softmax(z / T) + w2 softmax(z) + w3 / K``, w >= 0 and of sum 1.
+    """``p = w1 softmax(z / T) + w2 softmax(z) + w3 / K``, w >= 0 and sum(w) = 1.
 
-    T is the exact one of temperature scaling; the weights then minimise ``objective``, "nll" or
-    "brier" (the paper has both), with T held. That is convex: it is solved on the simplex by Newton
-    steps within a face, with exact zeros for unused weights, until
+    T is the exact temperature of temperature scaling; with T fixed, the weights minimise
+    ``objective``, "nll" or "brier" (the paper has both). That is convex: it is solved on the
+    simplex by Newton steps within a face, with exact zeros for unused weights, until
     ``w . gradient - min(gradient) <= 1e-11``. This number, ``gap`` in ``fit_info``, bounds how far
     the objective is above the optimum. w = (1, 0, 0) is temperature scaling, so the objective on
-    the fit set is never above its.
+    the fit set is never above that of temperature scaling.
 
     Every part keeps the order of the classes, and so does the mixture. Classes at -inf have no
-    share in the uniform part; K is then the number of the others. ``softmax(z)`` is the model as
-    it is, so the scale of the logits matters here: multiplying them by a number gives another
-    family of mixtures.
+    share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is the
+    model itself, so the scale of the logits matters here: multiplying them by a number yields a
+    different family of mixtures.
 
     Zhang, Kailkhura, Han: Mix-n-Match, ensemble and compositional methods for uncertainty
     calibration in deep learning. ICML 2020.
@@ -127,7 +127,7 @@ class EnsembleTemperature(AfterTemperature):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(20000, 5)) * 3
     >>> y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)    # the truth has temperature 2,
-    >>> y[:4000] = rng.integers(5, size=4000)                    # a fifth of the labels is chance
+    >>> y[:4000] = rng.integers(5, size=4000)                    # a fifth of the labels are random
     >>> fitted = EnsembleTemperature().fit(CalibrationSet(z, y))
     >>> bool(fitted.uniform > 0.05 and fitted.fit_info["gap"] <= 1e-11)
     True

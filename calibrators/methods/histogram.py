@@ -38,7 +38,7 @@ MAP_COPIES = 12  # measured with 2,000 classes and 10,000 bins
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HistogramMap(TopLabelMap):
-    """The ``accuracy`` (b,) of the bin of the confidence; ``edges`` (b - 1,) are log odds."""
+    """The ``accuracy`` (b,) of the confidence's bin; ``edges`` (b - 1,) are log odds."""
 
     method = "histogram"
 
@@ -73,20 +73,20 @@ class Histogram(TopLabelCalibrator):
     """The top label's confidence becomes the accuracy of the fit set's rows in the same bin.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling. ``binning="mass"``: ``bins`` bins
-    of equally many rows, the edges half-way (in log odds) between neighbouring rows; rows of one
-    confidence (to about 1e-5 in log odds) stay together in the lower bin, so there may be fewer.
-    ``"width"``: the bins (i/M, (i + 1)/M]; an empty one yields its middle. The other
+    with equally many rows, the edges half-way (in log odds) between neighbouring rows; rows of
+    equal confidence (to about 1e-5 in log odds) stay together in the lower bin, so there may be
+    fewer bins. ``"width"``: the bins (i/M, (i + 1)/M]; an empty bin yields its middle. The other
     classes share the rest in their old proportions, and the predicted class keeps the largest
-    probability: where the accuracy is below the second class's probability it stops there.
+    probability: the confidence does not fall below the second class's probability.
 
-    ``smoothing``: a bin of m rows, s of them right, yields ``(s + smoothing / 2) / (m +
-    smoothing)``, so that a bin without mistakes does not make the NLL infinite at the first one.
+    ``smoothing``: a bin of m rows, s of them correct, yields ``(s + smoothing / 2) / (m +
+    smoothing)``, so that the first mistake in a bin that had none does not make the NLL infinite.
     ``smoothing=0`` yields the plain accuracy s / m.
 
-    Rows with a single finite logit are certain whatever the map says, and are left out.
+    Rows with a single finite logit are certain with any map, and are left out.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
-    Bayesian classifiers. ICML 2001. Equal mass, with guarantees and without a split of the rows:
+    Bayesian classifiers. ICML 2001. Equal mass, with guarantees and without splitting the rows:
     Gupta, Ramdas: Distribution-free calibration guarantees for histogram binning. ICML 2021.
 
     >>> from calibrators import CalibrationSet
@@ -155,7 +155,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
         if self.edges.shape != (self.k, self.frequency.shape[1] - 1):
             raise ParameterError(
                 "bad_parameter",
-                "edges must have the rows of frequency, each with one number fewer, "
+                "edges must have as many rows as frequency and one column fewer, "
                 f"got shapes {self.edges.shape} and {self.frequency.shape}",
             )
         check_rising("edges", self.edges, least=0)
@@ -184,7 +184,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     """Each class's probability becomes the class's frequency among the rows of the same bin.
 
     ``p = softmax(z / T)`` with the T of temperature scaling. Each class has bins of its own over
-    p_k, made as in :class:`Histogram`; f_k is the share of label k in each, and the new
+    p_k, built as in :class:`Histogram`; f_k is the share of label k in each, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. The predicted class may change.
 
     ``smoothing``: a bin of m rows, s of them of class k, yields ``(s + smoothing / K) / (m +
@@ -192,11 +192,10 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     ``smoothing=0`` a row may get 0 for all classes, and then keeps p.
 
     A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class without any such row has bins of equal width that yield their
-    middles.
+    of its fit; a class without informative rows has bins of equal width that yield their middles.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
-    Bayesian classifiers. ICML 2001, one class against the rest as in their paper of KDD 2002.
+    Bayesian classifiers. ICML 2001, one class against the rest as in their KDD 2002 paper.
 
     >>> from calibrators import CalibrationSet
     >>> rng = np.random.default_rng(0)
@@ -217,7 +216,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory, with the map, its archive, and its ONNX model and trial."""
+        """Estimate the peak memory, including the map, its archive, its ONNX model and trial."""
         return super().memory_bytes(n, k) + MAP_COPIES * 2 * 8 * self.bins * k
 
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> list[Bins]:
@@ -234,7 +233,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
         bins = [one for part in parts for one in part]
         shares = [one.shares(self.smoothing / base.k, self.smoothing) for one in bins]
         errors = [one.squared_error(own) for one, own in zip(bins, shares, strict=True)]
-        # a class with a constant probability has a single bin, which is written twice
+        # a class with a constant probability has a single bin, which is stored twice
         edges = [one.edges if one.edges.size else np.zeros(1) for one in bins]
         return HistogramOneVsRestMap(
             k=base.k,

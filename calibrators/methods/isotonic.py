@@ -56,7 +56,7 @@ class IsotonicMap(TopLabelMap):
         if self.confidence.ndim != 1 or self.confidence.shape != self.accuracy.shape:
             raise ParameterError(
                 "bad_parameter",
-                "confidence and accuracy must be of one length, "
+                "confidence and accuracy must have equal length, "
                 f"got shapes {self.confidence.shape} and {self.accuracy.shape}",
             )
         for name in ("confidence", "accuracy"):
@@ -74,24 +74,24 @@ class IsotonicMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Isotonic(TopLabelCalibrator):
-    """The top label's confidence becomes the non-decreasing function that fits correctness best.
+    """The top label's confidence is mapped by the non-decreasing function that fits best.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling; f minimises
     ``sum_i (f(c_i) - correct_i)^2`` among all non-decreasing functions, found exactly by pooling
     adjacent violators. Equal confidences (to about 1e-5 in log odds, which is rounding in float32)
     are pooled first; between the confidences of the fit set f is linear, outside them constant
-    (as scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
+    (like scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
     The other classes share ``1 - f(c)`` in their old proportions, and the predicted class keeps the
-    largest probability: where f(c) would fall below the second class it stops there.
+    largest probability: the confidence does not fall below the second class's probability.
 
-    ``smoothing``: by itself the function is 0 below the first right row and 1 above the last wrong
-    one, and a single mistake there makes the NLL infinite. So ``smoothing / 2`` of a right row is
-    added at the lowest confidence and as much of a wrong row at the highest; a last pool of m
-    rows, all right, then yields m / (m + 1/2) and not 1. Only the two ends change. Values from 0.3
-    to 2 gave the same mean test NLL to 0.0003 on 13 real test sets. ``smoothing=0`` is plain
-    isotonic regression.
+    ``smoothing``: by itself the function is 0 below the first correct row and 1 above the last
+    wrong one, and a single mistake there makes the NLL infinite. So a correct row of weight
+    ``smoothing / 2`` is added at the lowest confidence, and a wrong row of the same weight at the
+    highest; a last pool of m rows, all correct, then yields m / (m + 1/2) instead of 1. Only the
+    two ends change. Values from 0.3 to 2 gave the same mean test NLL to within 0.0003 on 13 real
+    test sets. ``smoothing=0`` is plain isotonic regression.
 
-    Rows with a single finite logit are certain whatever the map says, and are left out.
+    Rows with a single finite logit are certain with any map, and are left out.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.
@@ -106,7 +106,7 @@ class Isotonic(TopLabelCalibrator):
     """
 
     name = "isotonic"
-    summary = "the rising function of the top label's confidence that fits best"
+    summary = "the best-fitting non-decreasing function of the top label's confidence"
     reference = "Zadrozny and Elkan, KDD 2002"
     cost = "temperature scaling and a sort of the rows"
     copies = 0.25
@@ -139,7 +139,7 @@ class Isotonic(TopLabelCalibrator):
 class IsotonicOneVsRestMap(OneVsRestMap):
     """How often the label was k at each probability of k, linear between nodes; rows sum to 1.
 
-    Row k of ``probability`` (k, t) holds the nodes of class k, of ``frequency`` the values there.
+    Row k of ``probability`` (k, t) holds the nodes of class k, that of ``frequency`` the values.
     """
 
     method = "isotonic_one_vs_rest"
@@ -153,7 +153,7 @@ class IsotonicOneVsRestMap(OneVsRestMap):
         if len(shape) != 2 or shape[0] != self.k or shape != self.frequency.shape:
             raise ParameterError(
                 "bad_parameter",
-                f"probability and frequency must be tables of one shape with {self.k} rows, "
+                f"probability and frequency must have equal shapes with {self.k} rows, "
                 f"got shapes {shape} and {self.frequency.shape}",
             )
         for name in ("probability", "frequency"):
@@ -172,21 +172,22 @@ class IsotonicOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
-    """Each class's probability becomes its best non-decreasing function; rows sum to 1.
+    """Each class's probability is mapped by its best non-decreasing function; rows sum to 1.
 
     ``p = softmax(z / T)`` with the T of temperature scaling; f_k minimises
     ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all non-decreasing functions, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are as in
     :class:`Isotonic`. The predicted class may change.
 
-    ``smoothing``: as in :class:`Isotonic`, so that no possible label gets probability 0: in all
-    ``smoothing`` rows whose label may be any of the K classes, which adds ``smoothing / K`` of a
-    row of class k at its lowest probability and ``smoothing (1 - 1/K)`` of another class at its
-    highest. A class that never occurs gets about ``smoothing / (K n)``. With ``smoothing=0`` (plain
-    isotonic regression) a row may get 0 for all classes, and then keeps p.
+    ``smoothing``: as in :class:`Isotonic`, so that no possible label gets probability 0. The added
+    rows have a total weight of ``smoothing``, and their label may be any of the K classes: a row of
+    class k of weight ``smoothing / K`` at its lowest probability, and a row of another class of
+    weight ``smoothing (1 - 1/K)`` at its highest. A class that never occurs gets about
+    ``smoothing / (K n)``. With ``smoothing=0`` (plain isotonic regression) a row may get 0 for all
+    classes, and then keeps p.
 
     A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class without any such row keeps its probability.
+    of its fit; a class without informative rows keeps its probability.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.
@@ -201,7 +202,7 @@ class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
     """
 
     name = "isotonic_one_vs_rest"
-    summary = "the rising function of each class's probability that fits best, rows normalised"
+    summary = "the best-fitting non-decreasing function of each class's probability, normalised"
     reference = "Zadrozny and Elkan, KDD 2002"
     cost = "temperature scaling and a sort of the rows for each class"
 

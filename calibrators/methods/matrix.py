@@ -1,4 +1,4 @@
-"""Matrix scaling: a full matrix of weights and a bias for every class."""
+"""Matrix scaling: a full weight matrix and a bias for every class."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class MatrixMap(LinearMap):
 
 @dataclass(frozen=True)
 class MatrixScaling(FullCalibrator):
-    """``p = softmax(W x + b)`` with a full matrix W: K (K + 1) numbers.
+    """``p = softmax(W x + b)`` with a full matrix W: K (K + 1) parameters.
 
     x are the logits divided by the exact temperature of temperature scaling, minus the mean of the
-    row's finite ones, so that a number added to a row changes nothing. W and b minimise
+    row's finite ones, so that adding a constant to a row changes nothing. W and b minimise
 
         mean NLL + (off_diagonal sum_{i != j} W_ij^2 + diagonal sum_i (W_ii - 1)^2
                     + intercept |b|^2) / (2 n),
 
     which is convex, by Newton's method until no component of the gradient exceeds ``tolerance``.
-    The off-diagonals are penalised most, as in Kull et al. (MS-ODIR): so many numbers overfit a
-    small set. A huge ``off_diagonal`` yields vector scaling. Kull et al. divide by the
+    The off-diagonals are penalised most, as in Kull et al. (MS-ODIR), because that many parameters
+    overfit a small set. A huge ``off_diagonal`` yields vector scaling. Kull et al. divide by the
     number of parameters, not of rows, and choose the strength by cross-validation: their lambda is
     ``off_diagonal K (K - 1) / (2 n)``, their mu ``intercept K / (2 n)``. The predicted class may
     change.
 
-    Measured as mean test NLL and ECE-15 in percent over 12 real test sets of up to 140
-    classes, three splits each (one of the slowest set), with ``diagonal = intercept = 0.5``:
-    temperature scaling 0.791 and 3.2; ``off_diagonal`` of 20, 60, 200, 600, 2000: NLL 0.656, 0.650,
-    0.653, 0.661, 0.671, with 1.7, 1.6, 1.8, 1.9, 2.0 percent. 20 lost to temperature scaling on one
-    set (by 5 % of its NLL), the others on none, and there was no dependence on K or n: 100 is the
-    default. The defaults, with ``diagonal`` and ``intercept`` as in vector scaling, have NLL 0.765
-    over 13 sets where that has 0.813. The strengths were chosen on these sets, so new ones may gain
-    less. The ECE is not better everywhere: it rose on 5 of the 13.
+    Mean test NLL and ECE-15 in percent over 12 real test sets of up to 140 classes, three splits
+    each (one of the slowest set), with ``diagonal = intercept = 0.5``: temperature scaling 0.791
+    and 3.2; ``off_diagonal`` of 20, 60, 200, 600, 2000: NLL 0.656, 0.650, 0.653, 0.661, 0.671 with
+    an ECE of 1.7, 1.6, 1.8, 1.9, 2.0. A value of 20 lost to temperature scaling on one set (by 5 %
+    of its NLL), the others on none, and there was no dependence on K or n: the default is 100. The
+    defaults, with ``diagonal`` and ``intercept`` as in vector scaling, reach NLL 0.765 over 13
+    sets, vector scaling 0.813. The strengths were tuned on these sets, so new sets may gain less.
+    The ECE does not improve everywhere: it rose on 5 of the 13 sets.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017. Kull et al.:
     Beyond temperature scaling. NeurIPS 2019.
@@ -61,7 +61,7 @@ class MatrixScaling(FullCalibrator):
     """
 
     name = "matrix"
-    summary = "a full matrix of weights and a bias for every class, held near temperature scaling"
+    summary = "a full weight matrix and a bias for every class, shrunk towards temperature scaling"
     reference = "Guo et al., ICML 2017; Kull et al., NeurIPS 2019"
     cost = "temperature scaling and 20 to 100 products with K x K matrices, 1,000 in hard cases"
 

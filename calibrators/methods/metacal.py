@@ -27,8 +27,8 @@ MIN_SHARE = 0.05
 class MetaCalMap(CalibrationMap):
     """``softmax(z / temperature)`` up to an entropy of ``threshold``, uniform above.
 
-    The entropy (in nats) is that of ``softmax(z / base_temperature)``. Uniform is over the classes
-    whose logit is not -inf.
+    The entropy (in nats) is that of ``softmax(z / base_temperature)``. The uniform distribution
+    covers the classes whose logit is not -inf.
     """
 
     method = "metacal"
@@ -77,29 +77,29 @@ def entropies(logits: Floats, temperature: float) -> Floats:
 class MetaCal(AfterTemperature):
     """Rows whose entropy is above a threshold are rejected; the others get a temperature.
 
-    A rejected row gets the uniform distribution, as nothing is known if a prediction is not
-    reliable; the temperature is the exact one of the accepted rows alone. The threshold
-    keeps one of two ``constraint``s:
+    A rejected row gets the uniform distribution, as an unreliable prediction carries no
+    information; the temperature is the exact one of the accepted rows alone. The threshold
+    satisfies one of two constraints, chosen by ``constraint``:
 
-    - "miscoverage": the share of right predictions that are rejected is at most ``miscoverage``.
-      Of n right predictions, floor(miscoverage (n + 1)) - 1 are rejected at most: a fresh right
-      prediction is then rejected with a probability of at most ``miscoverage``, for any n and any
-      distribution (ranks of exchangeable scores), and the rate of the map at hand is above
-      ``miscoverage + eps`` with a probability of at most ``exp(-2 n eps^2)``.
-    - "accuracy": the share of right predictions among the accepted is at least ``accuracy`` on the
-      fit set, with as few rejected as possible but no fewer than a twentieth of the rows accepted;
-      on fresh rows it holds up to the sampling error. 0, the default, requests half of what can be
-      gained: the middle between the model's accuracy and the highest that a threshold reaches. If
-      none reaches the requested accuracy, FitError says which can be.
+    - "miscoverage": the share of correct predictions that are rejected is at most ``miscoverage``.
+      Of n correct predictions, at most floor(miscoverage (n + 1)) - 1 are rejected: a new correct
+      prediction is then rejected with probability at most ``miscoverage``, for any n and any
+      distribution (ranks of exchangeable scores), and the rate of the fitted map exceeds
+      ``miscoverage + eps`` with probability at most ``exp(-2 n eps^2)``.
+    - "accuracy": the share of correct predictions among the accepted is at least ``accuracy`` on
+      the fit set; as few rows as possible are rejected, but at least a twentieth is accepted. On
+      new rows the constraint holds up to sampling error. 0, the default, requests half of the
+      possible gain: the midpoint between the model's accuracy and the highest that a threshold
+      reaches. If no threshold reaches the requested accuracy, a FitError gives the highest.
 
-    The paper takes a tenth of the rows, 500 at most, to find the threshold (the empirical quantile;
-    for the accuracy an isotonic curve over 20 bins) and the rest for the temperature, drawn at
-    random, and bounds both constraints with high probability. Here all rows serve both, so the
-    order of the rows does not matter and the threshold has a third of the noise or less; in return
-    the bounds above, which are for scores fixed in advance, neglect that the one number in the
-    score, a temperature, comes from the same rows. The score is the paper's, the entropy of the
-    softmax, after division by the exact temperature of all rows: the scale of the logits does not
-    matter. If the accepted rows have no finite temperature (all right), that one is used.
+    The paper draws a tenth of the rows, at most 500, at random to find the threshold (the empirical
+    quantile; for the accuracy an isotonic curve over 20 bins), fits the temperature on the rest,
+    and bounds both constraints with high probability. Here all rows serve both purposes, so the
+    order of the rows does not matter and the threshold has a third of the noise or less; in return,
+    the bounds above, which are for scores fixed in advance, neglect that the score's one parameter,
+    a temperature, comes from the same rows. The score is the paper's, the entropy of the softmax,
+    after division by the exact temperature of all rows: the scale of the logits does not matter. If
+    the accepted rows have no finite temperature (all correct), that of all rows is used.
 
     Rejected rows have no largest class: if a prediction is needed, take it from the model.
 
@@ -116,7 +116,7 @@ class MetaCal(AfterTemperature):
     """
 
     name = "metacal"
-    summary = "uniform where the entropy says the prediction is probably wrong, else a temperature"
+    summary = "uniform if the entropy says the prediction is probably wrong, else a temperature"
     reference = "Ma and Blaschko, ICML 2021"
     cost = "temperature scaling twice and the entropy of every row"
     copies = 1.2
@@ -133,7 +133,7 @@ class MetaCal(AfterTemperature):
         if value != default:
             raise ParameterError(
                 "bad_parameter",
-                f"MetaCal.{unused} must be {default} where constraint={self.constraint!r}, which "
+                f"MetaCal.{unused} must be {default} if constraint={self.constraint!r}, which "
                 f"does not use it, got {value}: set constraint={unused!r}",
             )
 
@@ -168,7 +168,7 @@ class MetaCal(AfterTemperature):
         )
 
     def _accepted(self, scores: Floats, right: Floats) -> int:
-        """Return how many rows to accept, of rows in ascending order of their scores."""
+        """Return how many rows to accept, given rows sorted by ascending score."""
         n = len(scores)
         # a cut between scores that differ only by rounding is not reproducible
         apart = np.diff(scores) > min(1e-5, 0.1 / n)
@@ -185,7 +185,8 @@ class MetaCal(AfterTemperature):
             raise FitError(
                 "accuracy_out_of_reach",
                 f"MetaCal.accuracy must be at most {math.floor(highest * 1e4) / 1e4}, the highest "
-                f"of the most confident rows (at least a twentieth of all), got {target:g}",
+                "accuracy of the most confident rows (at least a twentieth of all), "
+                f"got {target:g}",
             )
         return int(cuts[accuracies >= target].max())
 

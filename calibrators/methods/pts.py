@@ -30,7 +30,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
     """``softmax(logits / (base_temperature * T(x)))``, log T from two hidden layers of relu units.
 
     x are the standardised gaps of ``logits / base_temperature`` from the largest to the next ones;
-    |log T| is held to 3.
+    |log T| is at most 3.
     """
 
     method = "pts"
@@ -64,7 +64,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
         if count > MAX_PARAMETERS:
             raise ParameterError(
                 "bad_parameter",
-                f"a PTS map has at most {MAX_PARAMETERS:,} parameters, got {count:,}",
+                f"a PTS map must have at most {MAX_PARAMETERS:,} parameters, got {count:,}",
             )
         for name, shape in expected.items():
             actual = getattr(self, name).shape
@@ -122,7 +122,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Network:
-    """Two hidden layers of relu units and one output held to [-LARGEST, LARGEST]."""
+    """Two hidden layers of relu units and one output clipped to [-LARGEST, LARGEST]."""
 
     w1: Floats
     b1: Floats
@@ -162,7 +162,7 @@ class Network:
         return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
 
     def jacobian(self, run: Run) -> Floats:
-        """Return the derivative of each sample's output by every parameter, (parameters, n)."""
+        """Return the derivatives of each sample's output for all parameters, (parameters, n)."""
         n = len(run.output)
         free = run.free.astype(np.float64)
         to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
@@ -185,16 +185,16 @@ class ParametrizedTemperature(AfterTemperature):
 
     Two hidden layers of 5 relu units turn the sorted gaps from the largest logit to the next nine
     into log T; they minimise the mean of (c - a)^2, c the confidence and a the correctness
-    of the prediction. The published procedure trains by 100,000 steps of Adam on batches. It is a
-    small least-squares problem, and solved as one here: Levenberg-Marquardt on the confidence curve
-    (numerics.confidence_curves), with the whole Jacobian of at most 86 parameters at hand, until
-    a step lowers the objective by less than ``tolerance`` of itself.
+    of the prediction. The published procedure trains with 100,000 steps of Adam on batches. It is a
+    small least-squares problem, and is solved as one here: by Levenberg-Marquardt on the confidence
+    curve (numerics.confidence_curves), with the full Jacobian of, by default, at most 86
+    parameters, until a step lowers the objective by less than the fraction ``tolerance``.
 
-    Choices: gaps instead of the logits themselves (their level has no meaning), divided by the
-    exact temperature of temperature scaling first, so their scale has none either; log T is the
-    output, held to |log T| <= 3, where the paper takes the absolute value; the network starts at
-    T = 1; ``decay`` rows' worth of a pull towards that start (sum of squares of the parameters'
-    moves, over n) keep fits on few rows from following their noise.
+    Choices made here: the inputs are gaps instead of the logits themselves, whose level has no
+    meaning, divided by the exact temperature of temperature scaling, so that their scale has none
+    either; the output is log T, clipped to |log T| <= 3, while the paper takes the absolute value;
+    the network starts at T = 1; a penalty of ``decay / n`` times the squared distance of the
+    parameters from their start keeps fits on few rows from following their noise.
 
     Tomani, Cremers, Buettner: Parameterized temperature scaling for boosting the expressive power
     in post-hoc uncertainty calibration. ECCV 2022.
@@ -210,7 +210,7 @@ class ParametrizedTemperature(AfterTemperature):
     name = "pts"
     summary = "a temperature for each sample from its largest logits (by default 10; 86 parameters)"
     reference = "Tomani et al., ECCV 2022"
-    cost = "about a second at 10,000 samples; about 10 with 800 parameters"
+    cost = "about a second for 10,000 samples; about 10 seconds with 800 parameters"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     logits: Annotated[int, Ge(2), Le(150)] = 10
@@ -224,7 +224,7 @@ class ParametrizedTemperature(AfterTemperature):
         if count > MAX_PARAMETERS:
             raise ParameterError(
                 "bad_parameter",
-                f"ParametrizedTemperature.logits and hidden must make at most {MAX_PARAMETERS:,} "
+                f"ParametrizedTemperature.logits and hidden must yield at most {MAX_PARAMETERS:,} "
                 f"parameters, hidden (logits + hidden + 2) + 1, got {count:,}",
             )
 
@@ -277,7 +277,7 @@ class PtsProblem:
     def solve(
         self, start: Network, tolerance: float, context: FitContext
     ) -> tuple[Network, float, int]:
-        """Return the network by Levenberg-Marquardt, its mean (c - a)^2 and the iterations."""
+        """Run Levenberg-Marquardt; return the network, its mean (c - a)^2 and the iterations."""
         at, moved = start, np.zeros(sum(one.size for one in start.parts))
         damping = 1e-2
         run, miss, slope = self._evaluate(at)
@@ -305,7 +305,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and the derivative of c by the network's output log T."""
+        """Return the run, c - a, and the derivative of c in the network's output log T."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)

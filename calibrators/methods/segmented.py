@@ -31,8 +31,8 @@ MANY_ROWS = 100
 class SegmentedMap(CalibrationMap):
     """``softmax(base.transform(z) / T_g)``, g the segment of the row.
 
-    Rows of a segment that is not among ``segments``, and all rows if none are named, get the
-    result of ``base``. The predicted class is kept if ``base`` keeps it.
+    Rows of a segment that is not among ``segments``, and all rows if no segments are passed, get
+    the result of ``base``. The predicted class is kept if ``base`` keeps it.
     """
 
     method = "segmented"
@@ -52,18 +52,18 @@ class SegmentedMap(CalibrationMap):
         super().__post_init__()
         if self.base.has_segments:
             raise ParameterError(
-                "bad_parameter", "base must be a map without segments, got one of 'segmented'"
+                "bad_parameter", "base must be a map without segments, got a 'segmented' map"
             )
         if (self.base.k, self.base.kind) != (self.k, self.kind):
             raise ParameterError(
                 "bad_parameter",
-                f"base must take {self.kind} of {self.k} classes as the map does, "
+                f"base must take {self.kind} of {self.k} classes like the map, "
                 f"got {self.base.kind} of {self.base.k}",
             )
         if self.temperatures.shape != (len(self.segments),):
             raise ParameterError(
                 "bad_parameter",
-                f"temperatures must be one for each of {len(self.segments)} segments, "
+                f"temperatures must hold one number for each of {len(self.segments)} segments, "
                 f"got shape {self.temperatures.shape}",
             )
         names = sorted(set(self.segments))
@@ -71,7 +71,7 @@ class SegmentedMap(CalibrationMap):
         if not is_ordered or not all(map(is_name, names)) or len(names) > MAX_SEGMENTS:
             raise ParameterError(
                 "bad_parameter",
-                f"segments must be at most {MAX_SEGMENTS} valid names, each once and in order, "
+                f"segments must be at most {MAX_SEGMENTS} valid names, sorted and distinct, "
                 f"got {len(self.segments)}: {reprlib.repr(self.segments)}",
             )
         for temperature in self.temperatures.tolist():
@@ -85,14 +85,14 @@ class SegmentedMap(CalibrationMap):
         return int(segments.counts[np.isin(segments.names, self.segments)].sum())
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return a note in ASCII on rows that are in no segment of this map; None if all are."""
+        """Return an ASCII note on rows in segments unknown to this map; None if there are none."""
         unknown = segments.codes.size - self.known_rows(segments)
         if not unknown:
             return None
         names = [_shown(name) for name in segments.names if name not in self.segments]
         return (
-            f"{unknown} of {segments.codes.size} rows are in no segment of this map and get what "
-            f"holds for all: {_first(names)}"
+            f"{unknown} of {segments.codes.size} rows are in segments unknown to this map and get "
+            f"the calibration for all rows: {_first(names)}"
         )
 
     def apply_set(self, data: CalibrationSet) -> Floats:
@@ -109,8 +109,8 @@ class SegmentedMap(CalibrationMap):
         """Raise an ExportError: a graph has the logits as its only input."""
         raise ExportError(
             "not_exportable",
-            "a segmented map needs the segment of each row besides its logits, which an exported "
-            "model does not take: export its base, which serves rows of any segment",
+            "a segmented map needs the segment of each row, which an exported model does not take: "
+            "export its base, which serves rows of any segment",
         )
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
@@ -138,25 +138,25 @@ class Segmented(Calibrator):
     from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
     approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment of a
     few rows stays close to ``base``, one of many rows follows its own data, and without evidence
-    that segments differ tau is 0 and all T_g are 1. 1 is the largest tau, and T_g stays between
-    1/16 and 16, with a BoundarySolution warning where it ends there; each is found by Newton's
-    method within a bracket. With ``shrinkage="none"``, which is there for comparison, every segment
-    has the T_g of its own rows alone (1, with a BoundarySolution warning, if there is none between
-    1/16 and 16).
+    that segments differ, tau is 0 and all T_g are 1. The largest tau is 1, and T_g stays between
+    1/16 and 16, with a BoundarySolution warning if it ends at a bound; each T_g is found by
+    Newton's method within a bracket. With ``shrinkage="none"``, which is meant for comparison,
+    every segment has the T_g of its own rows alone (1, with a BoundarySolution warning, if there is
+    none between 1/16 and 16).
 
     Why marginal likelihood: on simulated data with known truth it finds tau even from segments of 5
     rows, where moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and Mandel
-    1982) underestimate and moments of their slopes overestimate it; with more rows in each these
-    differ little (docs/how-to/segments.md). Why only a temperature and no bias: some dozens of rows
-    allow one number, and it keeps the order of the classes.
+    1982) underestimate and moments of their slopes overestimate it; with more rows per segment the
+    estimates differ little (docs/how-to/segments.md). Why only a temperature and no bias: a few
+    dozen rows support only one parameter, and a temperature keeps the order of the classes.
 
     If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
-    ``base``, if it has one.
+    ``base``, if that has a seed.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)        # labels drawn from softmax(z)
-    >>> z[::2] *= 2                                              # twice too sure in the app
+    >>> z[::2] *= 2                                              # overconfident in the app
     >>> data = CalibrationSet(z, y, ["app", "web"] * 2000)
     >>> fitted = Segmented().fit(data)
     >>> (fitted.base.temperature * fitted.temperatures).round(1).tolist()
@@ -166,9 +166,9 @@ class Segmented(Calibrator):
     """
 
     name = "segmented"
-    summary = "a method for all rows, then a temperature for each segment, shrunk to it"
+    summary = "a method for all rows, then a temperature for each segment, shrunk towards 1"
     reference = "empirical Bayes: Efron and Morris, JASA 1975"
-    cost = "that of its base, and 10 to 20 passes over the logits"
+    cost = "that of its base plus 10 to 20 passes over the logits"
     needs_segments = True
 
     base: str = "temperature"
@@ -190,7 +190,7 @@ class Segmented(Calibrator):
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the base, and its calibrated logits twice."""
+        """Estimate the peak memory: that of the base, plus its calibrated logits twice."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -228,9 +228,9 @@ class Segmented(Calibrator):
 def _warn_of_bounds(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn of segments at a bound, and of large ones that are beyond it without shrinkage.
+    """Warn of segments at a bound, and of large ones that would be beyond it without shrinkage.
 
-    One segment on a scale of its own may keep all others at the temperature of the base.
+    A single segment on a scale of its own may keep all others at the temperature of the base.
     """
     bounds = (1 / REACH, REACH)
     ended = [
@@ -245,7 +245,7 @@ def _warn_of_bounds(
             BoundarySolution,
             f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
             f"or 16 times that of the base: {_first(ended)}; choose a base that scales the logits "
-            "first or, if it does, bring these segments' logits to the scale of the others",
+            "first or, if it does, rescale these segments' logits to match the others",
         )
 
 

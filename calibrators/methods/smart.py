@@ -1,4 +1,4 @@
-"""SMART: a temperature from each sample's logit margin, by a network of 49 numbers."""
+"""SMART: a temperature from each sample's logit margin, by a network of 49 parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from calibrators.numerics.parallel import Floats, scratch_bytes
 
 MAX_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
-BATCH = 1024  # rows of a step of the published training
+BATCH = 1024  # rows per step in the published training
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
 
@@ -63,10 +63,11 @@ class SmartMap(TemperatureTypeMap):
         shapes = [self.centre.shape, self.spread.shape, self.b1.shape, self.w2.shape]
         expected = self.k if self.indicator == "all_logits" else 1
         if shapes != [(inputs,), (inputs,), (hidden,), (hidden,)] or inputs != expected:
-            raise ParameterError("bad_parameter", "the arrays of a SMART map do not fit together")
+            raise ParameterError("bad_parameter", "a SMART map's arrays have inconsistent shapes")
         if not 1 <= hidden <= MAX_HIDDEN:
             raise ParameterError(
-                "bad_parameter", f"a SMART map has 1 to {MAX_HIDDEN} hidden units, got {hidden}"
+                "bad_parameter",
+                f"a SMART map must have 1 to {MAX_HIDDEN} hidden units, got {hidden}",
             )
         check_temperature(self.base_temperature)
         if not (self.spread > 0).all():
@@ -113,8 +114,8 @@ class SmartMap(TemperatureTypeMap):
 class Smart(AfterTemperature):
     """Sample Margin-Aware Recalibration of Temperature: ``p = softmax(z / T(margin))``.
 
-    The margin, largest minus second largest logit, says how sure the model is of each sample; a
-    hidden layer of 16 units turns it into that sample's temperature. Logits are divided by the
+    The margin, largest minus second largest logit, says how confident the model is in each sample;
+    a hidden layer of 16 units turns it into that sample's temperature. Logits are divided by the
     exact temperature of temperature scaling first, so their scale does not matter, and the network
     starts there (T = 1 for every sample). It then minimises the soft-binned calibration error
     ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see numerics.objectives) by full-batch Adam with
@@ -125,18 +126,18 @@ class Smart(AfterTemperature):
     Tables 13 and 14 call lambda.
 
     More than 2,048 rows are first merged into at most that many cells of rows that agree in margin,
-    confidence and correctness (see numerics.cells), so that a step costs the same however many
-    rows there are; docs/studies/smart.md has the effect on held-out errors. Rows are not merged
-    for the indicator "all_logits" and the objective "brier".
+    confidence and correctness (see numerics.cells), so that a step costs the same regardless of
+    the number of rows; docs/studies/smart.md shows the effect on held-out errors. Rows are not
+    merged for the indicator "all_logits" and the objective "brier".
 
     ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4).
-    ``as_published`` trains as the paper describes it: logits are not divided by the temperature of
+    ``as_published`` trains as the paper describes: logits are not divided by the temperature of
     temperature scaling first, the network starts at random weights, and each of ``steps`` passes
     takes batches of 1,024 rows. The floor of 0.1 under T is then absolute, so the scale of the
-    logits matters. On our study sets it was worse than temperature scaling
-    (docs/studies/posthoc.md); it is here for comparison.
-    Stopping after ``steps`` at ``learning_rate`` regularises: fewer and larger steps were worse on
-    a hundred rows.
+    logits matters: on our study sets it was worse on average than temperature scaling, because of
+    one set with logits of a small scale (docs/studies/posthoc.md). It is included for comparison.
+    Stopping after ``steps`` steps at ``learning_rate`` regularises: fewer and larger steps were
+    worse on a hundred rows.
 
     Reference: SMART, Sample Margin-Aware Recalibration of Temperature.
 
@@ -165,7 +166,7 @@ class Smart(AfterTemperature):
     as_published: bool = False
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: copies of the logits, or confidence tables; hidden units."""
+        """Estimate the peak memory: logit copies or confidence tables, plus hidden units."""
         if self.as_published:
             return 8 * n * 3 * k + scratch_bytes()
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
@@ -308,7 +309,7 @@ def _standard(signal: Floats) -> tuple[Floats, Floats]:
 
 
 def published_start(rng: np.random.Generator, inputs: int, hidden: int) -> Floats:
-    """Return random weights of both layers, uniform in +-1/sqrt(fan-in), as torch initialises."""
+    """Return random weights of both layers, uniform in +-1/sqrt(fan-in), as in torch."""
     first = rng.uniform(-1, 1, (inputs + 1) * hidden) / math.sqrt(inputs)
     second = rng.uniform(-1, 1, hidden + 1) / math.sqrt(hidden)
     return np.concatenate([first, second])
@@ -319,7 +320,7 @@ def _gradient(
 ) -> tuple[float, Array]:
     """Return the objective at these weights, and its gradient as one vector.
 
-    ``inputs`` is (inputs + 1, n), the last row ones: its weights are b1.
+    ``inputs`` is (inputs + 1, n); its last row is all ones, and the weights of that row are b1.
     """
     xp = namespace(inputs)
     first, w2 = weights[: -units - 1].reshape(-1, units), weights[-units - 1 : -1]

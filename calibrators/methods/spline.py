@@ -36,8 +36,8 @@ NODES = 2000
 class SplineMap(TopLabelMap):
     """``c + correction(c)``, the correction linear between the nodes ``confidence``.
 
-    It raises no confidence above ``1 - least`` and lowers none below ``least``; one beyond that
-    already is unchanged.
+    It raises no confidence above ``1 - least`` and lowers none below ``least``; a confidence
+    already beyond one of these limits is not moved further out.
     """
 
     method = "spline"
@@ -51,7 +51,7 @@ class SplineMap(TopLabelMap):
         if self.confidence.ndim != 1 or self.confidence.shape != self.correction.shape:
             raise ParameterError(
                 "bad_parameter",
-                "confidence and correction must be of one length, "
+                "confidence and correction must have equal length, "
                 f"got shapes {self.confidence.shape} and {self.correction.shape}",
             )
         check_rising("confidence", self.confidence)
@@ -86,24 +86,24 @@ class SplineMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Spline(TopLabelCalibrator):
-    """``c + S'(q(c))``: S a smooth curve through the cumulative gap of accuracy to confidence.
+    """``c + S'(q(c))``: S is a smooth curve of the cumulative gap from confidence to accuracy.
 
     ``c = max softmax(z / T)`` with the T of temperature scaling. Rows are sorted by c;
-    ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the gap of accuracy to confidence among
+    ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the gap between accuracy and confidence among
     the i least confident rows. S is the natural cubic spline on ``knots`` equally spaced knots over
-    [0, 1] that fits D best in least squares at i/n, i = 0..n. Its slope at the quantile q of a
-    confidence is accuracy minus confidence there, and is added.
+    [0, 1] that best fits D by least squares at i/n, i = 0..n. Its slope at the quantile q of a
+    confidence is accuracy minus confidence there, and is added to it.
 
     Conventions: equal confidences (to about 1e-5 in log odds) share their mean correctness and the
     mean slope over their quantiles; the correction is kept at the mean confidences of at most 2,000
-    groups of rows (single rows if there are no more; neighbours in equal numbers otherwise), linear
-    between them and constant outside. With few rows the spline of smallest knot values is used.
-    The correction can take a confidence out of [0, 1]: it stops at 1/(2 (n + 1)) from 0 and 1,
-    which is all that n rows can tell, or where the confidence itself was nearer to the end. The
-    other classes share the rest in their old proportions, and the predicted class keeps the
-    largest probability. Two rows may change the order of their confidences.
+    groups of rows (single rows if there are no more than that; otherwise equal numbers of
+    neighbours), linear between them and constant outside. With few rows the spline with the
+    smallest knot values is used. The correction could take a confidence out of [0, 1]: it stops at
+    a distance of 1/(2 (n + 1)) from 0 and 1, the resolution of n rows, or at the old confidence if
+    that was closer. The other classes share the rest in their old proportions, and the predicted
+    class keeps the largest probability. The order of two rows' confidences may change.
 
-    Rows with a single finite logit are certain whatever the map says, and are left out.
+    Rows with a single finite logit are certain with any map, and are left out.
 
     Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of neural networks using
     splines. ICLR 2021. They fit the model's own scores; here the logits are divided by T first.
@@ -181,11 +181,11 @@ def nearest_spline(at: Floats, target: Floats, knots: int) -> tuple[Floats, Floa
 
 
 def _shapes(knots: int) -> list[Floats]:
-    """Return for each piece between two knots the matrix (4, knots) from knot values to it.
+    """Return, for each piece between two knots, the matrix (4, knots) from knot values to it.
 
-    The four numbers are the values at both ends and a sixth of the second derivatives there (the
-    length of the piece taken as 1), which are linear along the piece, continuous, and 0 at
-    the first and last knot.
+    A piece is given by four numbers: the values at both ends and a sixth of the second derivatives
+    there (the length of the piece taken as 1), which are linear along the piece, continuous, and 0
+    at the first and last knot.
     """
     bends = np.zeros((knots, knots))
     chain = 4 * np.eye(knots - 2) + np.eye(knots - 2, k=1) + np.eye(knots - 2, k=-1)
@@ -200,7 +200,7 @@ def _sums(amounts: Floats) -> Floats:
 
 
 def _node_starts(rows: Floats) -> NDArray[np.intp]:
-    """Return where at most NODES runs of confidences begin, of about equally many rows."""
+    """Return where at most NODES runs of confidences begin, each of about equally many rows."""
     if rows.size <= NODES:
         return np.arange(rows.size)
     starts = np.searchsorted(_sums(rows)[:-1], np.arange(NODES) * rows.sum() / NODES)

@@ -34,7 +34,7 @@ def check_temperature(temperature: float) -> None:
     """Raise unless a temperature is positive and its inverse exists in float32."""
     if not 1e-37 < temperature < 1e37:
         raise ParameterError(
-            "bad_parameter", f"temperature must be positive, from 1e-37 to 1e37, got {temperature}"
+            "bad_parameter", f"temperature must lie between 1e-37 and 1e37, got {temperature}"
         )
 
 
@@ -63,15 +63,15 @@ class TemperatureScaling(Calibrator):
 
     The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
-    (every prediction right) or T = infinity (worse than chance) T stops at a bound, 1e4 times
+    (every prediction correct) or T = infinity (worse than chance), T stops at a bound, 1e4 times
     off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
     FlatLogits warning.
 
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
     family: "mse", "brier", "soft_ece", "charbonnier" and "ece" (15 equal-width bins, or ``bins``);
-    these need not be convex and are searched on a grid from T/16 to 16 T around the NLL optimum,
+    these need not be convex and are minimised on a grid from T/16 to 16 T around the NLL optimum,
     refined to one part in a million (if the NLL itself ends at a bound, so does T). An objective
-    that still falls at the end of the grid is flagged as well.
+    that is still falling at the end of the grid is flagged as well.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017.
 
@@ -158,7 +158,7 @@ def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
 def _minimise_nll(
     data: CalibrationSet, bounds: tuple[float, float], smoothing: float, accuracy: float = 1e-8
 ) -> Root:
-    """Return the best 1/T, started from the solution on every eighth row if there are many."""
+    """Return the best 1/T, started from the solution on every eighth row if n is large."""
     pull = data.label_gaps
     if smoothing:
         pull = (1 - smoothing) * pull + smoothing * mean_gaps(data)
@@ -223,7 +223,7 @@ def bracketed_newton(
     ``derivatives(x)`` returns the first and second derivative, and the third if it is known. Steps
     are taken in log x; one that leaves the bracket goes to the bound if that is still untried, else
     to the (geometric) middle, so no start and no data can make it cycle. A step squares the error
-    (Newton), with a third derivative it cubes it (Halley): the last one, which is still taken, is
+    (Newton) or, with a third derivative, cubes it (Halley): the last step, which is still taken, is
     the first whose square or cube is below ``accuracy``, relative to x.
 
     >>> bracketed_newton(lambda x: (x - 1 / x, 1 + 1 / x**2), 1e-3, 1e3, 50.0).value
@@ -250,11 +250,13 @@ def bracketed_newton(
         elif following >= upper:
             following = 0.5 * (lower + upper) if upper_known else upper
         at = following
-    raise FitError("no_root", f"no root of the derivative in [{low}, {high}]: is it convex?")
+    raise FitError(
+        "no_root", f"no root of the derivative in [{low}, {high}]: is the function convex?"
+    )
 
 
 def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float:
-    """Return Halley's step in log x; Newton's if they differ twofold or no third is known."""
+    """Return Halley's step in log x; Newton's if they differ twofold or ``third`` is unknown."""
     if not bend > 0:
         return math.copysign(math.inf, -slope)
     newton = -slope / (x * bend)
@@ -265,10 +267,10 @@ def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float
 def minimise_on_grid(
     function: Callable[[float], float], centre: float, octaves: float = 4.0
 ) -> tuple[float, int]:
-    """Return the minimiser of any function of one positive number, and the evaluations.
+    """Return the minimiser of any function of one positive number, and the evaluation count.
 
-    Eight points an octave around ``centre``, then ever finer grids around the best point, to one
-    part in a million. Ties go to the point nearest to the centre.
+    The function is evaluated at eight points per octave around ``centre``, then on ever finer grids
+    around the best point, to one part in a million. Ties go to the point nearest to the centre.
 
     >>> round(minimise_on_grid(lambda x: abs(math.log(x / 3)), 1.0)[0], 5)
     3.0

@@ -24,9 +24,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """Checked probabilities (n, k) and labels (n,), and their top labels from the same pass.
+    """Checked probabilities (n, k) and labels (n,), and the top labels found in the same pass.
 
-    For each row: the largest probability (in [0, 1]) and whether its first column is the label.
+    For each row, ``confidence`` is the largest probability, in [0, 1], and ``correct`` tells
+    whether the first column that holds it is the label.
     """
 
     probabilities: Array
@@ -77,14 +78,14 @@ def _shaped(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array,
 def _each_block(
     matrix: Array, truth: Integers, use: Callable[[int, int, Array, Bools, Scratch], Summary]
 ) -> list[Summary]:
-    """Call ``use`` for each block: its start and stop, largest values, and whether right."""
+    """Call ``use`` for each block with its start, stop, largest values and correctness."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
         largest, sound = _row_maxima(values, axis, scratch)
         own = _of_label(values, axis, truth[start:stop], scratch)
         right = np.equal(own, largest, out=scratch.take("right", largest.shape, np.bool_))
-        # Above one half (and the tolerance of the row sum) no second column can be as large.
+        # Above one half (plus the tolerance of the row sum) no second column can be as large.
         if largest.min() < 0.5 + SUM_TOLERANCE:
             same = scratch.take("same", values.shape, np.bool_)
             np.equal(values, np.expand_dims(largest, axis), out=same)
@@ -136,7 +137,7 @@ def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> A
 
 
 def _refuse_rows(matrix: Array, name: str) -> None:
-    """Raise with the broken rule and the number of rows."""
+    """Raise a DataError with the violated rule and the number of rows that violate it."""
     with np.errstate(invalid="ignore", over="ignore"):
         outside = np.any((matrix < -ROUNDING) | (matrix > 1 + ROUNDING), axis=1)
         total: Array = matrix.sum(axis=1)
@@ -182,7 +183,7 @@ def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
         raise DataError("bad_input", f"labels must have shape (n,), got {array.shape}")
     if array.size != rows:
         raise DataError(
-            "bad_input", f"there must be as many labels as rows: {array.size} for {rows} rows"
+            "bad_input", f"there must be one label per row, got {array.size} for {rows} rows"
         )
     if array.min() < 0 or array.max() >= classes:
         outside = (array < 0) | (array >= classes)
@@ -191,7 +192,7 @@ def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
 
 
 def checked_confidence(confidence: npt.ArrayLike) -> Floats:
-    """Return confidences (n,) as float64, finite and in [0, 1]; rounding beyond 1 is cut off."""
+    """Return confidences (n,) as finite float64 in [0, 1]; rounding errors are clipped."""
     values = np.asarray(confidence, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise DataError(
@@ -223,7 +224,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError with the number of broken rows and the first, if there are any."""
+    """Raise a DataError with the number of broken rows and the first one, if there are any."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

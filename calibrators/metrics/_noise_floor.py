@@ -1,4 +1,4 @@
-"""The calibration error that a perfectly calibrated model would measure on as many rows."""
+"""The calibration error of a perfectly calibrated model on the same number of rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class NoiseFloor:
 def noise_floor(
     confidence: npt.ArrayLike, *, bins: int = 15, draws: int = 100, seed: int = 0
 ) -> NoiseFloor:
-    """Return the ECE (equally wide bins) of a calibrated model, due to the finite sample alone.
+    """Return the ECE (equally wide bins) that a calibrated model shows by chance alone.
 
-    Correctness is redrawn `draws` times as `a_i ~ Bernoulli(c_i)`, the confidences stay. An ECE
-    below `quantile95` is no evidence of miscalibration. Convention: each bin is cut into 16 equal
-    parts, and the right rows of a part are drawn as a binomial of its mean confidence: one row
-    alone is drawn exactly, of many the variance differs by less than the square of 1/16 of a bin.
+    Correctness is redrawn `draws` times as `a_i ~ Bernoulli(c_i)`; the confidences stay fixed. An
+    ECE below `quantile95` is no evidence of miscalibration. Convention: each bin is cut into 16
+    equal parts, and the number of correct rows in a part is drawn from a binomial with its mean
+    confidence. For a single row this is exact; for many rows, the variance per row is off by less
+    than the square of 1/16 of the bin width.
     Bröcker & Smith 2007; Vaicenavicius et al. 2019.
 
     >>> floor = noise_floor([0.9] * 900, draws=400)
@@ -48,7 +49,7 @@ def noise_floor(
 
 
 def _drawn_errors(count: Integers, expected: Floats, draws: int, seed: int) -> Floats:
-    """Return the ECE of each draw from the rows and the sum of confidence of each part."""
+    """Return the ECE of each draw, given the row count and confidence sum of each part."""
     filled = np.flatnonzero(count)
     rows, right = count[filled], expected[filled]
     chance = np.minimum(right / rows, 1.0)

@@ -1,12 +1,12 @@
-"""Resampled binned metrics from counts, without looking at rows.
+"""Resampling of binned metrics from counts, without going through the rows.
 
 The equally wide and the equal-mass bins of the full sample are both unions of *cells*, intervals of
 confidence between neighbouring edges of either kind; only a tie group on an equal-mass edge is a
-cell that several bins share. Rows in the same cells, with the same correctness, on all sides form
-a *stratum*. To resample n rows is to draw how many come from each stratum, a multinomial, and then
-the sum of their confidences, which is normal with the moments of the stratum. Where a stratum is
-a single row this is the bootstrap of rows exactly; where it holds many, confidences differ by less
-than the width of a cell and their sum is as good as normal.
+cell that several bins share. Rows that lie in the same cell and have the same correctness on every
+side form a *stratum*. To resample n rows, draw the number of rows from each stratum (a multinomial)
+and then the sum of their confidences, which is normal with the moments of the stratum. For a
+stratum of a single row this is exactly the row bootstrap; in a stratum of many rows, confidences
+differ by less than the width of a cell, and their sum is practically normal.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DRAWN_AT_ONCE = 1 << 19
 
 
 class BinShares(NamedTuple):
-    """Sparse shares of cells in bins: cell and share of each, bin after bin.
+    """Sparse shares of cells in bins: the cell and share of each overlap, bin after bin.
 
-    ``first`` are the positions where a bin begins; bins without rows are left out.
+    ``first`` holds the positions at which bins begin; bins without rows are left out.
     """
 
     cell: Integers
@@ -35,7 +35,7 @@ class BinShares(NamedTuple):
     first: Integers
 
     def sums(self, values: Floats) -> Floats:
-        """Return sums over bins (draws, bins) of values of cells (draws, cells)."""
+        """Return the sums over bins (draws, bins) of cell values (draws, cells)."""
         return np.asarray(np.add.reduceat(values[:, self.cell] * self.share, self.first, axis=1))
 
     def squared(self) -> BinShares:
@@ -55,10 +55,10 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Strata of one or two sides; arrays are (strata,) or lists of such with one for each side.
+    """Strata of one or two sides; arrays are (strata,), and lists hold one array for each side.
 
-    ``mean`` is that of the first side's confidence, and of the difference of the second to it;
-    ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
+    ``mean`` holds the mean of the first side's confidence and of the second side's difference from
+    it; ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
     """
 
     count: Integers
@@ -71,7 +71,8 @@ class Strata:
 class DrawnBins(NamedTuple):
     """Bins of resampled rows: ``rows`` is (draws,), all others are (draws, bins).
 
-    A gap is the sum of correctness minus confidence; ``effective`` as in ``BinTable``.
+    A gap is the sum of correctness minus confidence; ``mass_effective`` is an effective count as in
+    ``BinTable``.
     """
 
     rows: Floats
@@ -86,7 +87,7 @@ Figures = Mapping[str, Callable[[DrawnBins], Floats]]
 
 
 class Drawn(NamedTuple):
-    """Figures of all rows by name, and of each draw (draws,)."""
+    """Figures by name: ``values`` of all rows, ``draws`` of each draw (draws,)."""
 
     values: dict[str, float]
     draws: dict[str, Floats]
@@ -95,7 +96,7 @@ class Drawn(NamedTuple):
 def resampled(
     sides: list[TopLabel], figures: Figures, bins: int, draws: int, seed: int
 ) -> list[Drawn]:
-    """Return for each side the figures of all rows, and of `draws` resamples of both."""
+    """Return, for each side, the figures of all rows and of `draws` resamples of all sides."""
     at_least("bins", bins, 1)
     cells = [split(side, bins) for side in sides]
     strata = _strata(sides, cells)
@@ -140,7 +141,7 @@ def split(top: TopLabel, bins: int) -> Cells:
 
 
 def _overlaps(begin: Integers, end: Integers, edge: Integers) -> BinShares:
-    """Return the shares of cells, from `begin` to `end` in rank, in bins between edges."""
+    """Return the shares of cells, which span ranks `begin` to `end`, in the bins between edges."""
     lowest = np.searchsorted(edge, begin, side="right") - 1
     many = np.where(end > begin, np.searchsorted(edge, end, side="left") - lowest, 0)
     cell = np.repeat(np.arange(begin.size), many)
@@ -198,7 +199,7 @@ def _drawn_bins(
 ) -> list[DrawnBins]:
     """Return the bins of each side for draws of `count` (draws, strata) rows.
 
-    Without `random` the sums of the confidences are their expectations.
+    Without `random`, each sum of confidences is its expectation.
     """
     sums = _confidence_sums(strata, count, random)
     return [

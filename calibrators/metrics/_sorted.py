@@ -1,4 +1,4 @@
-"""Confidences sorted once: equal-mass bins of any number, and ranks, from cumulative sums."""
+"""Confidences sorted once: any number of equal-mass bins, and ranks, from cumulative sums."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["equal_mass"]
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Scores in ascending order, the row of each, and the sums below each position (n + 1).
+    """Scores in ascending order, the row of each, and the sums below each position (n + 1,).
 
-    Within a tie the order of the rows is arbitrary: nothing that is measured depends on it.
+    Within a tie, the order of the rows is arbitrary; no metric depends on it.
     """
 
     order: Integers
@@ -36,16 +36,16 @@ class Ranked:
 
     @classmethod
     def of(cls, score: Floats, hit: Bools) -> Ranked:
-        """Sort scores in [0, 1] together with a flag.
+        """Sort scores in [0, 1] together with their flags.
 
-        The bits of a non-negative float64 sort like the number itself, and as integers faster.
+        The bits of a non-negative float64 sort like the number itself, and faster, as integers.
         """
         order = np.argsort((score + 0.0).view(np.int64))
         return cls.of_sorted(order, score[order], hit[order])
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Make it from scores that are sorted already, and the row of each."""
+        """Build it from scores that are already sorted, and the row of each."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property
@@ -55,14 +55,14 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return begin and end of the tie group at each position (the last one at n)."""
+        """Return the begin and end of the tie group at each position (the last group at n)."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")
         return begin, end
 
     def hits_at(self, position: Integers) -> Floats:
-        """Return the number of flags below a position; tie groups count in proportion."""
+        """Return the number of set flags below each position; tie groups count in proportion."""
         return _shared(self.hits_below, position, *self.group(position))
 
     def equal_mass(self, bins: int) -> BinTable:
@@ -81,7 +81,7 @@ class Ranked:
 
 
 def equal_mass(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """Return the table of `bins` bins of the sorted confidences with equal counts.
+    """Return the table of the sorted confidences in `bins` bins with equal counts.
 
     Tied confidences that straddle an edge are shared between the bins in proportion, so that
     the table never depends on the order of the rows. `lower` and `upper` are the smallest and
@@ -118,5 +118,5 @@ def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Fl
 
 
 def _loss(taken: Integers, size: Integers) -> Floats:
-    """Return by how much the squared shares taken / size sum to less than the rows taken."""
+    """Return the rows taken minus the sum of their squared shares, taken**2 / size."""
     return taken - taken**2 / size

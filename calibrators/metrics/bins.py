@@ -1,4 +1,4 @@
-"""Bins of confidence: one pass makes the table, every binned metric summarises it."""
+"""Bins of confidence: one pass builds the table that every binned metric summarises."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from calibrators.numerics.parallel import Scratch, map_blocks
 __all__ = ["BinTable", "equal_width"]
 
 NEAR_AN_EDGE = 1e-6
-# fine cells of log-odds, for counts of many rows:
-# 2304 cells per unit between confidences of 0.018 and 0.9997, 128 outside. Cells do not tell which
-# of their rows are right, which matters on the edge of two bins, and little where nearly all
-# are. A confidence below -12 needs 160,000 classes; from 37 on it is 1 in float64.
+# fine cells of log-odds, for counting many rows:
+# 2304 cells per unit between confidences of 0.018 and 0.9997, 128 outside. A cell does not record
+# which of its rows are correct; this matters at the edge between two bins, but little if nearly all
+# are. Log-odds below -12 require 160,000 classes; from 37 on, the confidence is 1 in float64.
 CELLS = 32768
 ODDS = (-12.0, -4.0, 8.0, 40.0)
 AT_CELL = (0, 1024, 28672, CELLS)
@@ -38,7 +38,7 @@ class BinTable:
 
     Counts may be fractional, because equal-mass bins share tied confidences in proportion.
     `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
-    count wherever no row is shared. The variance of a bin's accuracy depends on it.
+    count if no row is shared. The variance of a bin's accuracy depends on it.
 
     >>> table = equal_width([0.2, 0.9, 0.9, 1.0], [False, True, False, True], bins=2)
     >>> table.count
@@ -58,12 +58,12 @@ class BinTable:
 
     @property
     def mean_confidence(self) -> Floats:
-        """Mean confidence of each bin; NaN where a bin is empty."""
+        """Mean confidence of each bin; NaN for an empty bin."""
         return ratio(self.confidence_sum, self.count)
 
     @property
     def accuracy(self) -> Floats:
-        """Share of correct predictions in each bin; NaN where a bin is empty."""
+        """Share of correct predictions in each bin; NaN for an empty bin."""
         return ratio(self.correct_sum, self.count)
 
     @property
@@ -104,7 +104,7 @@ class TiedRows:
     def equal_mass(self, bins: int) -> BinTable:
         """Return bins that end after floor(i n / M) rows; a tie on an edge is shared in proportion.
 
-        The outermost edges are 0 and 1; an edge inside a tie is interpolated by its share.
+        The outermost edges are 0 and 1; an edge inside a tie is interpolated in proportion.
         """
         rows = int(self.count.sum())
         cuts = np.arange(bins + 1) * rows // bins
@@ -125,9 +125,9 @@ class TiedRows:
 def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Floats) -> Floats:
     """Return `sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over the last axis.
 
-    The squared gap of a bin is too large by the variance of its accuracy, of which the second
-    term is an unbiased estimate. n_b is the effective count; bins with n_b <= 1 say nothing
-    about their variance and count as 0 (as in the code of Kumar et al. 2019). `gap` is the sum of
+    The squared gap of a bin is too large by the variance of its accuracy; the second term is
+    an unbiased estimate of that variance. n_b is the effective count; bins with n_b <= 1 allow no
+    such estimate and count as 0 (as in the code of Kumar et al. 2019). `gap` is the sum of
     correctness minus confidence.
     """
     usable = effective > 1
@@ -163,7 +163,7 @@ def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
 
 
 def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
-    """Return per equal-width bin of some rows: sum of confidence, wrong and right rows."""
+    """Return, per equal-width bin, the sum of confidences and the counts of wrong and right."""
     values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
     index = bin_index(values, bins, scratch)
     sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)
@@ -173,7 +173,7 @@ def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
 
 
 def table_of(parts: list[Tally]) -> BinTable:
-    """Return the equal-width table of all rows from the tallies of its parts, in order."""
+    """Merge the tallies of all parts, in order, into an equal-width table."""
     sums = np.sum([part[0] for part in parts], axis=0)
     bins = sums.size
     wrong, right = np.sum([part[1] for part in parts], axis=0, dtype=float).reshape(bins, 2).T
@@ -203,7 +203,7 @@ def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integ
 
 
 def _correction(values: Array, index: Integers, bins: int) -> Integers:
-    """Return the correction of bins of values whose product with `bins` may be rounded."""
+    """Return the bin correction for values whose product with `bins` may have been rounded."""
     edges = width_edges(bins)
     below, above = edges.take(index, mode="clip"), edges.take(index + 1, mode="clip")
     return (values > above).astype(np.intp) - (values <= below)
@@ -217,7 +217,7 @@ def ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def cell_of(odds: npt.NDArray[Any]) -> Integers:
-    """Return the cell of each log-odds; the outermost cells include what lies outside.
+    """Return the cell of each log-odds; the outermost cells include all values beyond them.
 
     >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
     [0, 1024, 10240, 32767, 32767]
@@ -243,5 +243,5 @@ def sigmoid(odds: Floats) -> Floats:
 
 
 def _sums_below(amounts: Floats) -> Floats:
-    """Return the sum of all amounts before each position, and of all (n + 1,)."""
+    """Return the sum of the amounts before each position, and the total at the end (n + 1,)."""
     return np.concatenate([[0.0], np.cumsum(amounts)])

@@ -34,8 +34,8 @@ def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
 ECE = Metric(
     name="ece",
     title="ECE, equal-width bins",
-    meaning="How far confidence and accuracy lie apart: the mean absolute gap over equally wide "
-    "bins of the confidence, each weighted by its rows.",
+    meaning="How far apart confidence and accuracy are: the mean absolute gap over equally wide "
+    "bins of the confidence, each weighted by its number of rows.",
     function=ece,
     measure=lambda scored: scored.equal_width.ece(),
     position=10,
@@ -60,7 +60,7 @@ def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins:
 ADA_ECE = Metric(
     name="ada_ece",
     title="ECE, equal-mass bins",
-    meaning="The same gap over bins that hold equally many rows, so that no bin is nearly empty.",
+    meaning="The same gap over bins with equal numbers of rows, so that no bin is nearly empty.",
     function=ada_ece,
     measure=lambda scored: scored.equal_mass.ece(),
     position=20,
@@ -83,7 +83,7 @@ MCE = Metric(
     name="mce",
     title="largest gap of a bin (MCE)",
     meaning="The largest gap between accuracy and mean confidence of any equally wide bin; a bin "
-    "of few rows can make it large by chance.",
+    "with few rows can make it large by chance.",
     function=mce,
     measure=lambda scored: scored.equal_width.mce(),
     position=70,
@@ -96,7 +96,7 @@ def debiased_squared_error(
     """Return the squared calibration error without the part that sampling noise adds.
 
     `sum_b (n_b / n) ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over equal-mass bins.
-    Its expectation is 0 for a calibrated model whatever n is, so it can be negative. Convention:
+    Its expectation is 0 for a calibrated model regardless of n, so it can be negative. Convention:
     n_b is the effective count when ties are shared between bins; bins with n_b <= 1 count as 0.
     Bröcker 2012; Kumar et al. 2019.
 
@@ -110,9 +110,9 @@ def debiased_squared_error(
 DEBIASED_SQUARED_ERROR = Metric(
     name="debiased_squared_error",
     title="debiased squared error",
-    meaning="The mean squared gap of the equal-mass bins, less what chance adds to it: 0 is "
-    "expected of a calibrated model, so it may be negative. The verdict rests on it, and a gate "
-    "limits it unless told to limit the ECE.",
+    meaning="The mean squared gap of the equal-mass bins, minus what chance adds to it: its "
+    "expectation is 0 for a calibrated model, so it can be negative. The verdict is based on it, "
+    "and a gate limits it by default.",
     function=debiased_squared_error,
     measure=lambda scored: scored.equal_mass.debiased_squared(),
     position=30,
@@ -142,8 +142,8 @@ def ece_debiased(
 ECE_DEBIASED = Metric(
     name="ece_debiased",
     title="its root (debiased RMS)",
-    meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that is "
-    "negative.",
+    meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that "
+    "error is negative.",
     function=ece_debiased,
     measure=lambda scored: math.sqrt(max(0.0, scored.equal_mass.debiased_squared())),
     position=40,
@@ -153,7 +153,7 @@ ECE_DEBIASED = Metric(
 def ece_sweep(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, max_bins: int = 512
 ) -> float:
-    """Return the ECE with as many equal-mass bins as leave the accuracies in ascending order.
+    """Return the ECE with the most equal-mass bins whose accuracies are in ascending order.
 
     Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last such b is used.
     Convention: absolute gaps (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).

@@ -1,4 +1,4 @@
-"""The metrics of a report, found by scanning this folder: a record next to each function."""
+"""The metrics of a report, found by scanning this folder for the record next to each function."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Metric:
     """A metric of a report: how it is measured, shown and defined.
 
-    ``measure`` takes the shared inputs of a report; it is None if the metric does not exist for
-    such data, NaN if these rows leave it undefined. ``function`` is the same for callers, from
-    probabilities and labels. ``position`` orders the table. ``percent`` is the unit: a share, shown
-    in percent, or a number as it is. ``meaning`` is the definition in a sentence. ``interval`` says
-    how its interval is found, if it has one.
+    ``measure`` takes the shared inputs of a report and returns None if the metric does not exist
+    for such data, NaN if it is undefined on these rows. ``function`` is the public form, which
+    takes probabilities and labels. ``position`` orders the table. ``percent`` tells whether the
+    value is a share, shown in percent, or a plain number. ``meaning`` is a short definition.
+    ``interval`` is the rule for its interval, if it has one.
 
     >>> all_metrics()["ece"].title
     'ECE, equal-width bins'
@@ -43,7 +43,7 @@ class Metric:
     interval: RowRule | Resampled | None = None
 
     def text(self, value: float | None, *, signed: bool = False) -> str:
-        """Format a value for people; empty if there is none.
+        """Format a value for display; empty if there is none.
 
         >>> ece = all_metrics()["ece"]
         >>> ece.text(0.0452), ece.text(-0.01, signed=True)
@@ -52,7 +52,7 @@ class Metric:
         return "" if value is None else self._number(value, signed) + (" %" if self.percent else "")
 
     def bounds(self, interval: Interval, *, signed: bool = False) -> str:
-        """Format the bounds of an interval for people.
+        """Format the bounds of an interval for display.
 
         >>> all_metrics()["nll"].bounds(Interval(0.5, 0.4, 0.6, 0.95))
         '[0.4000, 0.6000]'
@@ -60,7 +60,7 @@ class Metric:
         return f"[{self._number(interval.low, signed)}, {self._number(interval.high, signed)}]"
 
     def change(self, interval: Interval) -> str:
-        """Format a change and its bounds, with more digits where it would be rounded to 0.
+        """Format a change and its bounds, with more digits if it would be rounded to 0.
 
         >>> all_metrics()["accuracy"].change(Interval(-0.025, -0.031, -0.019, 0.95))
         '-2.50 points [-3.10, -1.90]'

@@ -39,8 +39,8 @@ def classwise_ece(
 CLASSWISE_ECE = Metric(
     name="classwise_ece",
     title="class-wise ECE",
-    meaning="The ECE of each class's own probability as the chance that a row is of that class, in "
-    "equally wide bins over all rows; the mean over the classes.",
+    meaning="The ECE of each class's own probability as the chance that a row has that label, in "
+    "equally wide bins over all rows, averaged over the classes.",
     function=classwise_ece,
     measure=lambda scored: None if scored.classes is None else scored.classes.mean_ece,
     position=60,
@@ -52,7 +52,7 @@ class ClassTable:
     """Probabilities against labels, class by class; all arrays are (k,).
 
     `labelled` and `predicted` count rows (predicted: the first of the largest columns),
-    `mean_probability` is that of `p_c` over all rows, `ece` the calibration error of `p_c`.
+    `mean_probability` is the mean of `p_c` over all rows, `ece` the calibration error of `p_c`.
     """
 
     labelled: Integers
@@ -116,7 +116,7 @@ def sce(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) 
     """Return the static calibration error exactly as Eq. 17 of the SECA paper states it.
 
     `(1/k) sum_c sum_b (n_bc / n_c) |acc_bc - conf_bc|`, where only the n_c rows *labelled* c are
-    binned, by their top-label confidence, and acc is the share of them predicted right.
+    binned, by their top-label confidence, and acc is the share of them predicted correctly.
     Convention: classes without rows are left out of the mean. On balanced data it is at least
     the ECE; it does not vanish for a calibrated model. For Nixon's SCE see `classwise_ece`.
 

@@ -1,4 +1,4 @@
-"""Intervals in closed form: of means, of shares, and of paired changes of shares.
+"""Closed-form intervals of means, of shares, and of paired changes in shares.
 
 A bootstrap of a mean needs no draws: its percentiles are known up to terms of order 1/n.
 """
@@ -52,7 +52,7 @@ def check_level(level: float) -> None:
 
 
 def deviations(level: float) -> float:
-    """Return the half width of a two-sided normal interval, in standard deviations.
+    """Return the half-width of a two-sided normal interval, in standard deviations.
 
     >>> round(deviations(0.95), 2)
     1.96
@@ -64,7 +64,8 @@ def fold_factor(folds: int) -> float:
     """Return the factor that widens the interval of a paired mean for out-of-fold probabilities.
 
     Fits on overlapping folds are not independent, and are anti-correlated with the
-    fold they are judged on: rows alone underestimate the variance by ``1 + folds / (folds - 1)``.
+    fold they are judged on: rows alone underestimate the variance by a factor of
+    ``1 + folds / (folds - 1)``.
     Nadeau & Bengio 2003.
 
     >>> fold_factor(1), fold_factor(5)
@@ -77,8 +78,9 @@ def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval
     """Return the interval of the mean of ``values`` (n,), kept inside ``limits``.
 
     ``mean + s / sqrt(n) (+-z + g (z^2 - 1) / (6 sqrt(n)))``, with s the standard deviation and g
-    the skewness: the Cornish-Fisher expansion of the percentile bootstrap, whose percentiles it
-    gives up to terms of order 1/n. Hall 1992, The Bootstrap and Edgeworth Expansion, ch. 2 and 3.
+    the skewness: the Cornish-Fisher expansion of the percentile bootstrap, which matches its
+    percentiles up to terms of order 1/n. Hall 1992, The Bootstrap and Edgeworth Expansion, ch. 2
+    and 3.
 
     >>> found = mean_interval(np.arange(100.0), 0.95)
     >>> found.value, round(found.low, 2), round(found.high, 2)
@@ -99,7 +101,7 @@ def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval
 
 
 def share_interval(hits: int, n: int, level: float) -> Interval:
-    """Return Wilson's interval of a share of ``hits`` among ``n``.
+    """Return Wilson's interval of a share of ``hits`` among ``n`` rows.
 
     >>> found = share_interval(50, 100, 0.95)
     >>> found.value, round(found.low, 3), round(found.high, 3)

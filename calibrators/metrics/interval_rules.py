@@ -33,11 +33,11 @@ class RowRule(ABC):
 
     @abstractmethod
     def alone(self, rows: RowScores, level: float) -> Interval | None:
-        """Return the interval of the metric; None if these rows do not have one."""
+        """Return the interval of the metric; None if it is undefined on these rows."""
 
     @abstractmethod
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
-        """Return the interval of after minus before on the same rows; None if there is none."""
+        """Return the interval of after minus before on the same rows; None if it is undefined."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Resampled:
 
 
 def _around(value: float, influence: Floats | None, level: float, limits: Range) -> Interval | None:
-    """Return the interval of a statistic from what each row adds to it."""
+    """Return the interval of a statistic from the influence of each row on it."""
     if influence is None:
         return None
     error = mean_interval(influence, level)

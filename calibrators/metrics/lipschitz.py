@@ -23,8 +23,8 @@ def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 
     `min over U of sum_g |U_g - U_(g-1)| + sum_g (v_(g+1) - v_g) |U_g - S_g|`,
 
-    U starting at 0 and ending at the sum of all residuals: the total-variation fit to S, solved in
-    O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the solver).
+    where U starts at 0 and ends at the sum of all residuals: the total-variation fit to S, solved
+    in O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the solver).
 
     >>> round(smce([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -37,11 +37,11 @@ def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 
 
 def _total_variation_fit(target: list[float], weight: list[float]) -> float:
-    """Return the least cost of U from 0 to target[-1], where weight[g] pulls U_g to target[g].
+    """Return the least cost of U from 0 to target[-1], where weight[g] pulls U_g towards target[g].
 
-    The cost so far as a function of the present U is convex with slopes from -1 to 1: the line
+    The cost so far, as a function of the current U, is convex with slopes from -1 to 1: the line
     `intercept - U` on the far left, then kinks that add 2 to its slope. A pull adds one kink, and
-    moving at cost 1 cuts the slopes off on both sides, so every kink comes and goes once.
+    moving at cost 1 cuts the slopes off on both sides, so every kink is added and removed once.
     """
     place = [0.0, *target[:-1]]
     size = [2.0, *(2 * pull for pull in weight)]
@@ -58,7 +58,7 @@ def _total_variation_fit(target: list[float], weight: list[float]) -> float:
 
 
 def _cut(outermost: list[tuple[float, int]], size: list[float], amount: float) -> float:
-    """Take `amount` off the outermost kinks; return the sum of what was taken times position."""
+    """Remove `amount` from the outermost kinks; return the sum of removed size times position."""
     moment = 0.0
     while amount > 0 and outermost:
         place, kink = outermost[0]

@@ -1,4 +1,4 @@
-"""Inputs of a report from probabilities, with one check and one sort."""
+"""Inputs of a report, computed from probabilities with one check and one sort."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_GUESSES = 5
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """The inputs shared by all metrics of a report: scores of rows, and tables of bins.
+    """The inputs shared by all metrics of a report: row scores and bin tables.
 
-    `classes` and `top_5_error` need all probabilities: see `Scored`.
+    `classes` and `top_5_error` are None, because they need all probabilities; see `Scored`.
     """
 
     rows: RowScores
@@ -44,7 +44,7 @@ class ScoredRows:
 
     @property
     def top_5_error(self) -> float | None:
-        """The top-5 error; None where there are at most five classes."""
+        """The top-5 error; None if there are at most five classes."""
         return None
 
 
@@ -61,7 +61,7 @@ class Scored(ScoredRows):
 
     @cached_property
     def top_5_error(self) -> float | None:
-        """The top-5 error; None where there are at most five classes."""
+        """The top-5 error; None if there are at most five classes."""
         if self.data.classes <= MAX_GUESSES:
             return None
         return missed_of(self.data, MAX_GUESSES) / self.data.labels.size

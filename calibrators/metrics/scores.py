@@ -30,7 +30,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 class RowScores:
     """Scores per row: top label, negative log-likelihood and Brier score.
 
-    Everything the bootstrap needs, made by one check of (probabilities, labels).
+    Everything the bootstrap needs, computed with one check of (probabilities, labels).
     """
 
     top: TopLabel
@@ -62,8 +62,8 @@ def row_scores_of(data: Checked) -> RowScores:
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return the negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
 
-    Convention: a probability below 1.2e-38 (the smallest normal float32) counts as that, so that
-    one underflow costs a row 87.3 nats and not infinity, and float32 and float64 agree.
+    Convention: a probability below 1.2e-38 (the smallest normal float32) counts as that value, so
+    that an underflow costs a row 87.3 nats instead of infinity, and float32 and float64 agree.
 
     >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)
     0.9163
@@ -75,7 +75,7 @@ NLL = Metric(
     name="nll",
     title="NLL",
     meaning="Negative log-likelihood: the mean of -log(probability of the true label), in nats. "
-    "Calibration and discrimination together.",
+    "It measures calibration and discrimination together.",
     function=nll,
     measure=lambda scored: float(scored.rows.nll.mean()),
     position=80,
@@ -136,7 +136,7 @@ ACCURACY = Metric(
 def top_k_error(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, k: int = 5) -> float:
     """Return the share of rows whose label is not among the k largest columns.
 
-    Convention: among equal columns the first come first; with at most k classes it is 0.
+    Convention: ties are ranked by column order; with at most k classes the error is 0.
 
     >>> top_k_error([[0.5, 0.3, 0.2], [0.5, 0.25, 0.25]], [1, 2], k=2)
     0.5

@@ -30,7 +30,7 @@ __all__ = [
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the AUROC of the confidence separating correct from wrong predictions.
 
-    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are right or all wrong.
+    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are right or all are wrong.
     Unchanged by any increasing map of the confidence. Hendrycks & Gimpel 2017.
 
     >>> refinement_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 1, 1])
@@ -42,7 +42,7 @@ def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None)
 REFINEMENT_AUROC = Metric(
     name="refinement_auroc",
     title="AUROC of right against wrong",
-    meaning="How well confidence tells right predictions from wrong ones: the chance that a right "
+    meaning="How well confidence separates right from wrong predictions: the chance that a right "
     "one has the higher confidence.",
     function=refinement_auroc,
     measure=lambda scored: scored.rows.ranking.auroc,
@@ -83,7 +83,7 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
     if inside.shape[1] != outside.shape[1]:
         raise DataError(
             "bad_input",
-            "probabilities_out must have as many classes as probabilities_in: "
+            "probabilities_out must have the same number of classes as probabilities_in, got "
             f"{outside.shape[1]} and {inside.shape[1]}",
         )
     entropy = np.concatenate((_entropy(inside), _entropy(outside)))
@@ -94,8 +94,8 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the area under the risk-coverage curve: mean error of the i most confident rows.
 
-    `(1/n) sum_i (errors among the i most confident) / i`. Convention: within ties the expectation
-    over their orders, so that the value never depends on the order of the rows.
+    `(1/n) sum_i (errors among the i most confident) / i`. Convention: ties count with the
+    expectation over their orders, so that the value never depends on the order of the rows.
     Geifman & El-Yaniv 2017.
 
     >>> round(aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1]), 4)
@@ -107,8 +107,8 @@ def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 AURC = Metric(
     name="aurc",
     title="AURC (risk-coverage)",
-    meaning="The error rate among the rows kept, averaged over all shares of rows that are kept in "
-    "the order of their confidence.",
+    meaning="The error rate among the most confident rows, averaged over all shares of rows that "
+    "are kept.",
     function=aurc,
     measure=lambda scored: scored.rows.ranking.aurc,
     position=130,
@@ -134,7 +134,7 @@ def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 E_AURC = Metric(
     name="e_aurc",
     title="excess AURC",
-    meaning="The AURC less that of the best order of these rows, in which all right ones come "
+    meaning="The AURC minus that of the best order of these rows, in which all right ones come "
     "first.",
     function=e_aurc,
     measure=lambda scored: scored.rows.ranking.aurc - best_aurc(scored.rows.top.correct),
@@ -157,11 +157,11 @@ def best_aurc(correct: Bools) -> float:
 def auroc_influence(top: TopLabel) -> Floats | None:
     """Return the influence of each row on `refinement_auroc` (n,), in the order of the rows.
 
-    A right row counts with the share of the wrong ones below it, a wrong row with the share of the
-    right ones above it (ties half), each minus the area and divided by the share of its kind. The
+    A right row counts with the share of wrong rows below it, a wrong row with the share of right
+    rows above it (ties count half), each minus the area and divided by the share of its kind. The
     mean square over n is DeLong's variance of the area; the difference of two such arrays gives
-    that of a paired change, also where the predictions differ. None with fewer than two rows of
-    a kind. DeLong et al. 1988.
+    that of a paired change, even if the predictions differ. None if there are fewer than two right
+    or two wrong rows. DeLong et al. 1988.
 
     >>> found = auroc_influence(TopLabel([0.9, 0.8, 0.7, 0.6], [True, False, True, False]))
     >>> found.round(3)
@@ -187,9 +187,9 @@ def auroc_influence(top: TopLabel) -> Floats | None:
 def aurc_influence(top: TopLabel) -> Floats:
     """Return the influence of each row on `aurc` (n,), in the order of the rows; the mean is 0.
 
-    With r_i the error rate of the i most confident rows, the j-th of them, of error e_j, counts as
-    `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`: it is one of the rows kept at every i >= j.
-    The mean square over n estimates the variance of the AURC.
+    With r_i the error rate of the i most confident rows, the j-th of them, with error e_j, counts
+    as `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`: it is one of the rows kept at every i >= j. The
+    mean square over n estimates the variance of the AURC.
 
     >>> aurc_influence(TopLabel([0.9, 0.8], [True, False])).round(3)
     array([-0.5,  0.5])
@@ -207,7 +207,7 @@ class Ranking(NamedTuple):
 
 
 def ranking_of(top: TopLabel) -> Ranking:
-    """Return both measures of ranking at once."""
+    """Return both ranking metrics at once."""
     risk = _risk(top.ranked)
     return Ranking(
         _auroc(top.ranked),
@@ -233,7 +233,7 @@ def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
 
 
 def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
-    """Return values by rank in the order of the rows, each row's by its correctness."""
+    """Return values in the order of the rows, each chosen by the correctness of its row."""
     values: Floats = np.empty(ranked.score.size)
     np.copyto(of_wrong, of_right, where=ranked.hit)
     values[ranked.order] = of_wrong

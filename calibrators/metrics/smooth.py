@@ -25,9 +25,9 @@ def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the smooth expected calibration error: no bins, automatic bandwidth.
 
     `smECE_s = integral |(1/n) sum_i (a_i - c_i) K_s(t, c_i)| dt` with K_s the reflected Gaussian;
-    the value is the s with `smECE_s = s`, which is unique as smECE_s falls with s. Convention:
-    top label; residuals spread linearly over 8192 cells; solved to 1e-7 (relplot stops at 1e-3).
-    Błasiok & Nakkiran 2024 (preprint 2023).
+    the value is the s with `smECE_s = s`, which is unique because smECE_s falls as s grows.
+    Convention: top label; residuals spread linearly over 8192 cells; solved to 1e-7 (relplot stops
+    at 1e-3). Błasiok & Nakkiran 2024 (preprint 2023).
 
     >>> round(smece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 3)
     0.3
@@ -40,7 +40,7 @@ def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 SMECE = Metric(
     name="smece",
     title="smooth ECE",
-    meaning="The gap between confidence and accuracy smoothed by a Gaussian kernel in place of "
+    meaning="The gap between confidence and accuracy, smoothed by a Gaussian kernel instead of "
     "bins.",
     function=smece,
     measure=lambda scored: smece(scored.rows.top),
@@ -49,7 +49,7 @@ SMECE = Metric(
 
 
 def _falling_root(excess: Callable[[float], float]) -> float:
-    """Return where a falling function of [0, 1] crosses 0, to 1e-7 (false position, Illinois)."""
+    """Return where a falling function on [0, 1] crosses 0, to 1e-7 (false position, Illinois)."""
     low, high = 0.0, 1.0
     above, below = excess(low), excess(high)
     if above <= 0:

@@ -16,7 +16,7 @@ from calibrators.numerics.parallel import row_blocks
 
 __all__ = ["charbonnier_soft_ece", "kernel_bias", "kernel_bias_bound", "smce_bound", "soft_ece"]
 
-# points of the integrals over [0, 1]
+# number of points in integrals over [0, 1]
 INTEGRAL = 2048
 Density: TypeAlias = Callable[[Floats], Floats]
 
@@ -33,10 +33,10 @@ def soft_ece(
 
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)`,
     `W_b = sum_i w_ib` and `w_ib` proportional to `exp(-lam (c_i - u_b)^2)`, summing to 1 over the
-    bins with centres u_b = (b + 1/2)/M. It is `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`
-    without the division. `lam = 1 / (2 sigma^2)`, sigma the width of a soft bin. Convention: the
-    *binned* form, not the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al.
-    2021; SMART.
+    bins with centres u_b = (b + 1/2)/M. This equals
+    `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`, written without the division.
+    `lam = 1 / (2 sigma^2)`, where sigma is the width of a soft bin. Convention: the *binned* form,
+    not the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al. 2021; SMART.
 
     >>> round(soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -63,11 +63,11 @@ def charbonnier_soft_ece(
 ) -> float:
     """Return H of the SMART paper's Eq. 6: the residual of each row against the bins around it.
 
-    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`: the residual is against the *centre*
-    u_b of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
+    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`: the residual is against the *centre* u_b
+    of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
     integral of Eq. 6 is the limit of many bins; the paper computes it with 15. With `delta = 0` it
-    is Eq. 5. Not a calibration error: rows are not averaged before the residual is taken, so a
-    calibrated model does not score 0 (`soft_ece` is the binned form, which does).
+    is Eq. 5. It is not a calibration error: rows are not averaged before the residual is taken, so
+    a calibrated model does not score 0 (`soft_ece` is the binned form, which does).
 
     >>> round(charbonnier_soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.5
@@ -85,10 +85,10 @@ def charbonnier_soft_ece(
 
 
 def kernel_bias(lam: float = 200.0, density: Density | None = None) -> float:
-    """Return B_lam of Theorem 3.1, the largest mean distance of a confidence to its soft bins.
+    """Return B_lam of Theorem 3.1, the largest mean distance of a confidence from its soft bins.
 
-    `sup over p of the integral of |p - u| K(p, u) density(u) du`, K the normalised kernel. For the
-    uniform density this is about `1 / sqrt(pi lam)`. SMART, Theorem 3.1.
+    `sup over p of the integral of |p - u| K(p, u) density(u) du`, where K is the normalised kernel.
+    For the uniform density this is about `1 / sqrt(pi lam)`. SMART, Theorem 3.1.
 
     >>> round(kernel_bias(200.0), 4)
     0.0399
@@ -128,7 +128,7 @@ def smce_bound(
     delta: float = 1e-3,
     density: Density | None = None,
 ) -> float:
-    """Return the upper bound `H + 2 B_lam` on smCE of Theorem 3.1 (SMART), H as an integral.
+    """Return the upper bound `H + 2 B_lam` on smCE from Theorem 3.1 (SMART), H as an integral.
 
     >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 4)
     0.5798
@@ -143,7 +143,7 @@ def soft_weights(
 ) -> Floats:
     """Return the weights (n, bins) of each confidence in each soft bin; rows sum to 1.
 
-    ``density`` is the reference density at given points, positive; by default it is uniform.
+    ``density`` returns the positive reference density at given points; the default is uniform.
     """
     centre = (np.arange(bins) + 0.5) / bins
     exponent: Array = -lam * (confidence[:, None] - centre) ** 2

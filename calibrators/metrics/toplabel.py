@@ -1,4 +1,4 @@
-"""The predicted class of each row: its confidence and whether it is right."""
+"""The predicted class of each row: its confidence and whether it is correct."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["TopLabel", "top_label"]
 class TopLabel:
     """Confidence (n,) of the predicted class and whether the prediction was correct (n,).
 
-    Every top-label metric takes one in place of (probabilities, labels): the pass over all
-    classes, and the sort, then happen once for the whole report.
+    Every top-label metric accepts a TopLabel in place of (probabilities, labels): the pass over all
+    classes, and the sort, then happen only once for the whole report.
 
     >>> top = TopLabel([0.9, 0.6], [True, False])
     >>> top.accuracy
@@ -50,7 +50,7 @@ class TopLabel:
 
     @classmethod
     def trusted(cls, confidence: Floats, correct: Bools) -> TopLabel:
-        """Make one without checks, from float64 confidences in [0, 1] and booleans."""
+        """Build a TopLabel without checks, from float64 confidences in [0, 1] and booleans."""
         top = cls.__new__(cls)
         object.__setattr__(top, "confidence", confidence)
         object.__setattr__(top, "correct", correct)
@@ -72,7 +72,7 @@ class TopLabel:
         return Ranked.of(self.confidence, self.correct)
 
     def part(self, rows: Bools) -> TopLabel:
-        """Return the rows of a mask (n,) in ascending order of confidence, without another sort.
+        """Return the rows of a mask (n,), in ascending order of confidence, without sorting again.
 
         >>> TopLabel([0.9, 0.6, 0.7], [True, False, True]).part(np.array([1, 0, 1], bool)).correct
         array([ True,  True])
@@ -116,13 +116,13 @@ def of_checked(data: Checked) -> TopLabel:
 
 
 def as_top_label(probabilities: Scores, labels: npt.ArrayLike | None) -> TopLabel:
-    """Return a TopLabel as it is, or make one from probabilities and labels."""
+    """Return a TopLabel unchanged, or build one from probabilities and labels."""
     if isinstance(probabilities, TopLabel):
         if labels is not None:
-            raise DataError("bad_input", "labels must be left out when a TopLabel is given")
+            raise DataError("bad_input", "labels must be omitted if a TopLabel is passed")
         return probabilities
     if labels is None:
-        raise DataError("bad_input", "labels must be given with probabilities")
+        raise DataError("bad_input", "labels are required with probabilities")
     return top_label(probabilities, labels)
 
 

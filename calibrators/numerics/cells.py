@@ -1,9 +1,9 @@
-"""Merging of rows into cells, so that the cost of a fit's step does not depend on the rows.
+"""Merging of rows into cells, so that the cost of a fit's step does not grow with their number.
 
-A temperature that is a function of one number s of each row acts on a row through s, its curve of
-confidence and whether its prediction is right. Rows that agree in all three are one row with a
-weight. A cell holds rows that are close in s and in confidence at T = 1, and all right or all
-wrong; the means of s, of the margin and of the curve over its rows stand for it.
+A temperature that is a function of one number s of each row affects a row through s, its confidence
+curve and its correctness. Rows that agree in all three are equivalent to one weighted row. A cell
+holds rows that are close in s and in confidence at T = 1, and all correct or all wrong; it is
+represented by the means of s, of the margin and of the curve over its rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from calibrators.numerics.softmax import mean_gaps
 MAX_CELLS = 2048
 FINEST = 0.02
 NODES = Nodes(per_octave=2, up=3)
-CELL_NUMBERS = 30  # memory per row while rows are merged
+CELL_NUMBERS = 30  # numbers in memory per row while rows are merged
 COARSER = 1.1
 COARSEST = 100  # a cell of 1.1^100 * 0.02 holds all rows
-ODDS_FOR_SIGNAL = 3.0  # the sides of a cell: log odds for each unit of asinh(s)
+ODDS_FOR_SIGNAL = 3.0  # aspect ratio of a cell: log odds per unit of asinh(s)
 LARGEST_LOG_ODDS = 20.0
 
 
@@ -40,7 +40,7 @@ def observe_cells(
 ) -> tuple[Samples, Floats]:
     """Return at most ``MAX_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
 
-    ``signal`` is standardised; logits are taken times ``scale``, as in their ``table``.
+    ``signal`` is standardised; logits are multiplied by ``scale``, as in ``table``.
     """
     cell = cells(signal, table.log_odds, table.correct)
     count = np.bincount(cell)

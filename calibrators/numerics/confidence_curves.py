@@ -1,13 +1,13 @@
 """Confidence curves: the log-partition of a sample as a function of the temperature.
 
-With ``d_k = z_max - z_k`` and ``beta = 1/T``, a temperature-type fit depends on a sample only by
+With ``d_k = z_max - z_k`` and ``beta = 1/T``, a temperature-type fit depends on a sample only via
 ``L(beta) = log sum_k exp(-beta d_k)``: confidence = exp(-L), NLL = beta d_y + L, and
 ``sum_k p_k^2 = exp(L(2 beta) - 2 L(beta))``. A curve evaluates L for any beta of each sample: from
-the logits themselves (ExactCurve, few classes), or from a table made once (TabulatedCurve), after
-which an evaluation costs the same whatever k is.
+the logits themselves (ExactCurve, few classes), or from a table built once (TabulatedCurve), after
+which an evaluation costs the same regardless of k.
 
-Curves work on numpy arrays and on torch tensors of any device alike, depending on the array
-they are given.
+Curves work on both numpy arrays and torch tensors on any device, depending on the array they are
+given.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Curve(Protocol):
 class Samples:
     """Inputs of a temperature-type objective.
 
-    Each stands for ``weight`` rows of the ``n`` in all. ``mean_gap`` is None unless requested.
+    Each sample stands for ``weight`` of the ``n`` rows. ``mean_gap`` is None unless requested.
     """
 
     curve: Curve
@@ -61,7 +61,7 @@ class Samples:
 
 
 def namespace(array: Array) -> Any:
-    """Return numpy for its arrays, torch for anything else."""
+    """Return numpy for numpy arrays, torch for anything else."""
     if isinstance(array, np.ndarray | np.generic):
         return np
     import torch
@@ -93,7 +93,7 @@ def observe(
 ) -> Samples:
     """Return the rows of a set, logits times ``scale``, as numpy arrays or on a torch device.
 
-    ``exact`` makes no table of curves, which would limit the range of beta.
+    ``exact`` avoids the table of curves, which would limit the range of beta.
     """
     means = mean_gaps(data) * scale if with_mean_gaps else None
     curve = ExactCurve.build if exact or data.k <= MANY_CLASSES else TabulatedCurve.build
@@ -153,11 +153,11 @@ class ExactCurve:
 class TabulatedCurve:
     """L by quintic Hermite interpolation of ``r(beta) = log sum_{k != top} exp(-beta (d_k - m))``.
 
-    ``L = softplus(r - beta m)``. r is smooth where L itself decays to 0; three nodes per
-    octave, each with a derivative, give the confidence to about 1e-6, and to 4e-5 in the worst
-    case known; second derivatives make the third one continuous, which is nearly as good as their
-    exact values. Beyond the first and last node beta is clipped. ``pieces`` is
-    (n, nodes - 1, 6): of every piece between two nodes the coefficients of its polynomial.
+    ``L = softplus(r - beta m)``. r is smooth where L itself decays to 0; three nodes per octave,
+    each with a derivative, yield the confidence to about 1e-6, and to 4e-5 in the worst known case;
+    second derivatives are chosen so that the third one is continuous, which is nearly as good as
+    their exact values. Beyond the first and last node, beta is clipped. ``pieces``
+    (n, nodes - 1, 6) holds the polynomial coefficients of every piece between two nodes.
     """
 
     pieces: Array
@@ -209,12 +209,12 @@ class TabulatedCurve:
 
 
 def whole(array: Array) -> Array:
-    """Return numbers that are not negative as integers, rounded down."""
+    """Return non-negative numbers as integers, rounded down."""
     return array.astype(np.int64) if namespace(array) is np else array.long()
 
 
 def _columns(table: Array, rows: Array) -> Array:
-    """Return the columns of some rows of a table, (columns, rows) in float64."""
+    """Return some rows of a table, transposed to (columns, rows), in float64."""
     if namespace(table) is np:
         return table.take(rows, axis=0).T.astype(np.float64, order="C")
     return table[rows].T.double().contiguous()
@@ -242,11 +242,11 @@ def _pieces(values: Floats, nodes: Nodes) -> Floats:
 
 @lru_cache(maxsize=4)
 def second_derivatives(nodes: int) -> Floats:
-    """Return the matrix (nodes, 2 nodes + 2) that maps a column of a table to a at every node.
+    """Return the matrix (nodes, 2 nodes + 2) that maps a table column to ``a`` at every node.
 
     With r, v = h r' and a = h^2 r'' / 2 at nodes h apart, the third derivative is continuous where
     ``-a[i-1] + 6 a[i] - a[i+1] = 10 (r[i+1] - 2 r[i] + r[i-1]) - 4 (v[i+1] - v[i-1])``;
-    a of the first and last node is known.
+    ``a`` is known at the first and last node.
     """
     left, right = np.eye(nodes), np.zeros((nodes, 2 * nodes + 2))
     inner = np.arange(1, nodes - 1)

@@ -45,7 +45,7 @@ class Nodes:
 
 
 class CurveTable(NamedTuple):
-    """The curves of n rows, times a scale, for :class:`confidence_curves.TabulatedCurve`.
+    """The curves of n scaled rows, for :class:`confidence_curves.TabulatedCurve`.
 
     ``values`` is (2 nodes + 2, n) in float32: r at every node, its derivative in log beta at every
     node, and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
@@ -67,8 +67,8 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
     """Return the table of all rows, logits times ``scale``, in one pass.
 
     Nodes one octave apart differ by a squaring, exp(-2 b e) = exp(-b e)^2, so few exponentials are
-    needed; a new one every ``RESTART`` octaves limits rounding errors. With E and V the mean
-    and variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
+    needed; a fresh one every ``RESTART`` octaves limits rounding errors. With E and V the mean and
+    variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
     """
     last = nodes.count - 1
     values = np.empty((2 * nodes.count + 2, data.n), dtype=np.float32)

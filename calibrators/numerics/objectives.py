@@ -1,17 +1,17 @@
 """Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
-An objective takes beta (one for each sample, or one for all as an array of one), returns its value
-and the derivative with respect to each sample's log beta. The same code runs on numpy arrays and on
-torch tensors.
+An objective takes beta (one for each sample, or an array of one for all) and returns its value and
+the derivative with respect to each sample's log beta. The same code runs on numpy arrays and torch
+tensors.
 
 - ``nll``: mean of -log p_y; ``label_smoothing``: the same against (1 - e) onehot + e / k.
 - ``mse``: mean of (c - a)^2, c the confidence and a the correctness of the prediction.
-- ``brier``: mean over samples of the squared distance of p to the one-hot label.
+- ``brier``: mean over samples of the squared distance from p to the one-hot label.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
   centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
   ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``.
 - ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``, Eq. 6 of the
-  SMART paper, whose residual is against the centre of a bin; for comparison only.
+  SMART paper, whose residual is relative to the centre of a bin; for comparison only.
 - ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6 it is
   minimised by confidences near 0 and 1; for comparison only.
 """
@@ -105,7 +105,7 @@ def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
 
 @lru_cache(maxsize=4)
 def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: two (bins, GRID + 1)."""
+    """Return w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: (bins, GRID + 1) each."""
     points = np.linspace(0, 1, GRID + 1)
     centres = ((np.arange(bins) + 0.5) / bins)[:, np.newaxis]
     exponent = -lam * (points - centres) ** 2
@@ -141,7 +141,7 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
 
 
 def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
-    """Return Eq. 6, which of each sample depends on confidence and correctness alone."""
+    """Return Eq. 6, which depends only on each sample's confidence and correctness."""
     xp = namespace(samples.correct)
     centres = (np.arange(bins) + 0.5) / bins
     residuals = np.hypot(np.stack([centres, 1 - centres]), delta)
@@ -182,7 +182,7 @@ class Grid:
         return cls(xp, left, place - left)
 
     def spread(self, amount: Array) -> Array:
-        """Return sums at the grid points of amounts shared between the two neighbours."""
+        """Return sums at the grid points, each amount being split between its two neighbours."""
         right = amount * self.fraction
         count = self.xp.bincount
         return count(self.left, amount - right, GRID + 1) + count(self.left + 1, right, GRID + 1)

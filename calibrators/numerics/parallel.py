@@ -1,7 +1,7 @@
 """Process large arrays in blocks that fit a core's cache, on several threads.
 
-numpy releases the GIL while it computes, so two threads are nearly twice as fast. Results
-come back in block order, and a caller that adds them up gets the same bits on any number of
+numpy releases the GIL while it computes, so two threads are nearly twice as fast as one. Results
+are returned in block order, so a caller that adds them up gets the same bits on any number of
 threads.
 """
 
@@ -42,7 +42,7 @@ class _Threads:
 def set_threads(count: int) -> None:
     """Use ``count`` threads from now on; the default is the number of usable cores."""
     if not isinstance(count, int) or count < 1:
-        raise ParameterError("bad_parameter", f"count must be at least 1, got {count}")
+        raise ParameterError("bad_parameter", f"count must be a positive integer, got {count}")
     _forget_pool()
     _Threads.count = count
 
@@ -69,7 +69,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Scratch:
-    """Named buffers that one thread reuses for block after block.
+    """Named buffers that one thread reuses from block to block.
 
     >>> scratch = Scratch()
     >>> scratch.take("work", (2, 3), np.float32).shape
@@ -89,7 +89,7 @@ class Scratch:
 
 
 def scratch_bytes() -> int:
-    """Estimate the memory of the buffers of blocks."""
+    """Estimate the memory of the block buffers, in bytes."""
     return 2 * 8 * BLOCK_ELEMENTS * _Threads.count
 
 
@@ -133,8 +133,7 @@ def map_blocks(
 class _Blocks(Generic[Result]):
     """Queue of blocks for several threads.
 
-    The calling thread takes blocks too, so it finishes even if all others are busy
-    with other work.
+    The calling thread takes blocks too, so it finishes even if all others are busy with other work.
     """
 
     def __init__(
@@ -175,8 +174,7 @@ def _scratch() -> Scratch:
 def oriented(block: Floats, scratch: Scratch) -> tuple[Floats, int]:
     """Return a block in the layout numpy reduces fastest, and the axis of its classes.
 
-    Blocks of a few classes are transposed: numpy's inner loop then runs over
-    samples.
+    Blocks with few classes are transposed: numpy's inner loop then runs over samples.
     """
     if block.shape[1] > NARROW:
         return block, 1

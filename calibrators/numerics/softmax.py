@@ -1,6 +1,6 @@
 """The blocked softmax of temperature-type maps, and the sums over classes that fit them.
 
-Numpy only, and exact to the type of the logits.
+They use numpy only, and are exact to the precision of the logits.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def rewritten(
     """Return an array like ``logits``, written block by block, and check the rows.
 
     ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1), with about
-    ``row_cost`` numbers a row in between if that is more than there are classes.
+    ``row_cost`` intermediate numbers per row, if that is more than the number of classes.
 
     >>> rewritten(np.array([[3.0, 1.0]]), lambda z, top, out: np.subtract(z, top, out=out)).tolist()
     [[0.0, -2.0]]
@@ -140,7 +140,7 @@ def rewritten(
 
 
 def margins(logits: Floats) -> Floats:
-    """Return the largest minus second largest logit of every row (n,); inf if one is finite.
+    """Return the largest minus second largest logit of every row (n,); inf if only one is finite.
 
     >>> margins(np.array([[1.0, 3.0, 2.5], [2.0, 2.0, 0.0]])).tolist()
     [0.5, 0.0]
@@ -182,8 +182,8 @@ def mean_gaps(data: CalibrationSet) -> Floats:
 class PartitionSums(NamedTuple):
     """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives in beta.
 
-    They are minus the mean of d under softmax(beta z), its variance, and minus its third central
-    moment.
+    The derivatives are minus the mean of d under softmax(beta z), its variance, and minus its third
+    central moment.
     """
 
     value: float
@@ -195,8 +195,8 @@ class PartitionSums(NamedTuple):
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
     """Return the sums that temperature scaling needs, with ``d = row_max - logits``.
 
-    Blocks in the type of the logits, sums in float64. Moments are those of ``beta d``, which has
-    the same size whatever the scale of the logits is.
+    Blocks are computed in the type of the logits and summed in float64. Moments are those of
+    ``beta d``, whose size does not depend on the scale of the logits.
     """
 
     def work(start: int, stop: int, scratch: Scratch) -> NDArray[np.float64]:

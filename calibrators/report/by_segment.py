@@ -28,14 +28,14 @@ class SegmentSide:
     def excess(self) -> float:
         """Excess of the ECE over the 95 % quantile of its noise floor.
 
-        The mean is no reference: the ECE of a segment of one row is never near it.
+        The mean is not a suitable reference: the ECE of a segment of one row is never near it.
         """
         return self.ece - self.noise_floor.quantile95
 
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """A segment: its name and the judged rows that belong to it."""
+    """A segment: its name and the number of judged rows that belong to it."""
 
     name: str
     rows: int
@@ -48,8 +48,8 @@ def by_segment(
 ) -> tuple[SegmentRow, ...]:
     """Return the segments with the most rows, at most 100, worst first.
 
-    The worst is the one whose ECE is farthest above the 95 % quantile of its noise floor, on the
-    after side; ``options`` are bins and seed among others.
+    The worst segment is the one whose ECE on the after side is farthest above the 95 % quantile of
+    its noise floor; ``options`` must include bins and seed.
 
     >>> top = TopLabel([0.9, 0.9, 0.6, 0.6], [False, False, True, False])
     >>> segments = Segments.of(["web", "web", "app", "app"])

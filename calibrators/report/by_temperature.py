@@ -39,7 +39,7 @@ def temperatures_of(
 ) -> tuple[TemperatureCell, ...]:
     """Return the temperatures of a map on a set; empty if it is not of temperature type.
 
-    ``margin`` (n,) is that of the rows' logits, if it is known already.
+    ``margin`` (n,) is the logit margin of each row, if it is already known.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> data = CalibrationSet([[0.0, 1.0], [0.0, 3.0]], [1, 0])
@@ -54,11 +54,11 @@ def temperatures_of(
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:
-    """Return the temperatures of a map on logits (n, k), or probabilities, as it was fitted."""
+    """Return the temperatures of a map on logits (n, k), or probabilities if fitted on those."""
     if not isinstance(fitted, TemperatureTypeMap):
         raise ParameterError(
             "no_temperature",
-            f"fitted must be a map of temperature type, got one of {fitted.method!r}",
+            f"fitted must be a map of temperature type, got a {fitted.method!r} map",
         )
     temperatures = fitted.temperatures(values)
     return cells_of(margins(fitted.read(values)[0]), temperatures)
@@ -67,14 +67,14 @@ def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[Temperat
 def cells_of(margin: Floats, temperature: Floats) -> tuple[TemperatureCell, ...]:
     """Return the rows in 60 equal cells from 0 to the 99.5 % quantile of the margins.
 
-    Empty cells are left out, and rows whose margin is infinite, as one of their probabilities is 0.
+    Empty cells are left out, and so are rows with an infinite margin (a probability is 0).
     """
     finite = np.isfinite(margin)
     if not finite.any():
         return ()
     inside = margin[finite].astype(np.float64)
     end = (float(np.quantile(inside, SHOWN)) or 1.0) * (1 + 1e-9)
-    # the last number stands for all beyond the end
+    # the last number stands for all rows beyond the end
     number = np.minimum(inside / end * CELLS, CELLS).astype(np.intp)
     order = np.argsort(number, kind="stable")
     places = np.searchsorted(number[order], np.arange(1, CELLS + 1))

@@ -78,7 +78,7 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 def render(report: Report, *, title: str = "Calibration report", draw: Draw = charts.to_svg) -> str:
     """Return the page of a report.
 
-    Every string is escaped. ``draw`` makes the SVG of a diagram.
+    Every string is escaped. ``draw`` renders a diagram as SVG.
     """
     diagrams = drawn(reliability(report), draw)
     sections = [

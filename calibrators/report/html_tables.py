@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 WORST = 10
 NOISE_FLOOR = (
-    "The ECE that a perfectly calibrated model with these confidences would measure on as many "
-    "rows: an ECE below its 95 % quantile is no evidence of miscalibration."
+    "The ECE that a perfectly calibrated model with these confidences would measure on the same "
+    "number of rows: an ECE below its 95 % quantile is no evidence of miscalibration."
 )
 
 
@@ -41,7 +41,7 @@ def metrics(report: Report) -> str:
             floors = [_floor(metric, side.noise_floor) for side in report.sides.values()]
             rows.append(
                 (
-                    _defined("its noise floor", NOISE_FLOOR),
+                    _defined("noise floor of the ECE", NOISE_FLOOR),
                     *floors,
                     *([""] if report.before else []),
                 )
@@ -53,7 +53,7 @@ def metrics(report: Report) -> str:
 def definitions(report: Report) -> str:
     """Return the definitions of the metrics, for devices without tooltips."""
     meanings = {row.metric.title: row.metric.meaning for row in report.rows()}
-    return _folded("What the metrics are", facts({**meanings, "noise floor": NOISE_FLOOR}))
+    return _folded("Definitions of the metrics", facts({**meanings, "noise floor": NOISE_FLOOR}))
 
 
 def _defined(title: str, meaning: str) -> str:
@@ -71,16 +71,16 @@ def _floor(metric: Metric, floor: NoiseFloor) -> str:
 
 
 def classes(report: Report) -> str:
-    """Return the table of the worst classes; all but the first ones are folded."""
+    """Return the table of the worst classes; all but the first few are folded."""
     if not report.by_class:
-        return "<p>This report was made before reports had a table of classes.</p>"
+        return "<p>This report predates the table of classes.</p>"
     shown, more = report.by_class[:WORST], report.by_class[WORST:]
     words = (
         f"all {report.k:,} classes"
         if len(shown) == report.k
         else (f"{len(shown)} of {report.k:,} classes")
     )
-    table = _class_table(shown, f"{words}, the largest class-wise ECE first")
+    table = _class_table(shown, f"{words}, largest class-wise ECE first")
     return table + (_folded(f"the next {len(more)}", _class_table(more)) if more else "")
 
 
@@ -103,7 +103,7 @@ def _class_cells(row: ClassRow) -> list[str]:
 
 
 def segments(report: Report) -> str:
-    """Return the table of the segments with the most rows, worst first; empty if none."""
+    """Return the table of the segments with the most rows, worst first; empty if there are none."""
     if not report.by_segment:
         return ""
     shown, more = report.by_segment[:WORST], report.by_segment[WORST:]
@@ -113,11 +113,11 @@ def segments(report: Report) -> str:
         else f"{len(shown)} of {report.segments:,} segments"
     )
     table = _segment_table(
-        shown, f"{words}, the ECE farthest above the 95 % quantile of its floor first"
+        shown, f"{words}, sorted by the ECE minus the 95 % quantile of its floor"
     )
     table += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
     left_out = report.segments - len(report.by_segment)
-    return table + (f"<p>{left_out:,} more have fewer rows than these.</p>" if left_out else "")
+    return table + (f"<p>{left_out:,} smaller segments are not shown.</p>" if left_out else "")
 
 
 def _segment_table(rows: Sequence[SegmentRow], caption: str = "") -> str:
@@ -185,12 +185,12 @@ def _bins(bins: tuple[Bin, ...]) -> str:
         edges = f"{one.lower:.4f} to {one.upper:.4f}"
         count = f"{one.count:,.1f}".removesuffix(".0")
         rows.append((edges, count, *(_minus(figure) for figure in figures)))
-    head = ("bin", "rows", "mean confidence", "accuracy", "gap", "interval of the accuracy")
+    head = ("bin", "rows", "mean confidence", "accuracy", "gap", "accuracy interval")
     return _table(head, rows)
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
-    """Return a table of cells that are HTML already."""
+    """Return a table of cells that are already HTML."""
     top = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
     lines = []
     for first, *rest in rows:
@@ -202,7 +202,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
 
 
 def facts(entries: Mapping[str, Any]) -> str:
-    """Return plain JSON by name, as a list of terms."""
+    """Return a mapping of names to plain JSON as a definition list."""
     lines = (f"<dt>{_words(name)}</dt><dd>{plain(one)}</dd>" for name, one in entries.items())
     return f"<dl>{''.join(lines)}</dl>"
 

@@ -25,7 +25,7 @@ def to_plain(value: Any) -> Any:
     {'a': [1, None], 'b': 0.5}
     """
     kind = type(value)
-    if kind is float:  # most values are one of these
+    if kind is float:  # the most frequent type
         return value if math.isfinite(value) else None
     if kind in PLAIN:
         return value
@@ -55,7 +55,7 @@ def from_plain(kind: type[Made], value: Any) -> Made:
 
 
 def rounded(value: float) -> float:
-    """Return a value with six significant digits: reports are stored, and no chart shows more.
+    """Round a value to six significant digits: reports are stored, and no chart shows more.
 
     >>> rounded(0.123456789), rounded(1 / 3e5)
     (0.123457, 3.33333e-06)
@@ -69,7 +69,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return a cached reader of an annotation: reports hold tens of thousands of values."""
+    """Return a cached reader for an annotation: reports hold tens of thousands of values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return lambda value: None if value is None else _read(arguments[0], value)

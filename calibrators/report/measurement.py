@@ -1,4 +1,4 @@
-"""Measurements of a report: metrics with intervals, reliability tables, both by margin.
+"""Measurements of a report: metrics with intervals, and reliability tables, also by margin.
 
 Nothing here is NaN or infinite: a figure that does not exist is None, so a report is plain JSON.
 """
@@ -36,7 +36,8 @@ FLOOR_DRAWS = 200
 class Bin:
     """One row of a reliability table; ``gap`` is accuracy minus confidence.
 
-    ``accuracy_low`` and ``accuracy_high`` bound the accuracy (Wilson). An empty bin has None.
+    ``accuracy_low`` and ``accuracy_high`` bound the accuracy (Wilson). In an empty bin,
+    everything but the edges and the count is None.
     """
 
     lower: float
@@ -53,9 +54,9 @@ class Bin:
 class Measurement:
     """One set of probabilities against the labels.
 
-    ``metrics`` and, of those that have one, ``intervals`` by the names of the catalogue;
-    ``noise_floor``: the ECE that a perfectly calibrated model with these confidences would measure
-    on as many rows.
+    ``metrics`` and ``intervals`` are by catalogue name; some metrics have no interval.
+    ``noise_floor`` is the ECE that a perfectly calibrated model with these confidences would
+    measure on the same number of rows.
     """
 
     metrics: dict[str, float | None]
@@ -95,7 +96,7 @@ def measure(
 ) -> Measurement:
     """Return all metrics of one set of probabilities.
 
-    ``options`` are draws, level and seed, and bins as in ``scored``.
+    ``options`` holds draws, level and seed, and the same bins as ``scored``.
     """
     values = {name: metric.measure(scored) for name, metric in all_metrics().items()}
     return Measurement(
@@ -157,7 +158,7 @@ def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
 def by_margin(
     margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[MarginThird, ...]:
-    """Return the reliability in each third of the margins that ties do not leave empty."""
+    """Return the reliability in each third of the margins, except thirds that ties leave empty."""
     if margin.shape != after.confidence.shape or np.isnan(margin).any():
         raise DataError(
             "bad_margin",

@@ -44,7 +44,7 @@ MIN_DRAWS = 100
 
 
 class MetricRow(NamedTuple):
-    """A line of a report's table, as text; missing values are empty."""
+    """A row of a report's table, as strings; missing values are empty."""
 
     metric: Metric
     before: str
@@ -55,17 +55,17 @@ class MetricRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Measurement):
-    """The calibration of n rows and k classes; all fields are plain numbers, text and tables.
+    """The calibration of n rows and k classes; all fields are plain numbers, strings and tables.
 
-    The fields of Measurement are those of the probabilities evaluated (the "after" side).
+    The inherited fields describe the probabilities that were evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
-    intervals of after minus before, and ``verdict`` the conclusion; without ``before`` these
-    are None and empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
+    intervals of after minus before, and ``verdict`` the conclusion; without ``before`` they are
+    None or empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
     holds the worst calibrated classes (at most 50, worst first), ``by_segment`` the segments with
     the most rows (at most 100, worst first), ``segments`` counts all of them, ``temperatures`` are
     those of a map of temperature type by margin, ``band`` is the 90 % credible band of a map that
     has one, by confidence and third of the margins, ``conventions`` states in words how everything
-    is counted, ``fit`` is plain JSON on the map that was judged.
+    is computed, ``fit`` is plain JSON about the map that was judged.
     """
 
     n: int
@@ -123,7 +123,7 @@ class Report(Measurement):
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of the metrics that are measurably worse after (see ``verdict.lost``)."""
+        """The names of the metrics that are measurably worse than before (see ``verdict.lost``)."""
         return lost(self.change)
 
     @property
@@ -135,7 +135,7 @@ class Report(Measurement):
         return text.verdict_sentence(self)
 
     def with_fit(self, **fit: Any) -> Report:
-        """Return the same report with more about the fit; NaN and infinity become None."""
+        """Return the report with more facts about the fit; NaN and infinity become None."""
         return replace(self, fit=to_plain({**self.fit, **fit}))
 
     def rows(self) -> list[MetricRow]:
@@ -211,7 +211,7 @@ class Report(Measurement):
         return notebook.fragment("Calibration report", {}, self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """Return all forms; most front ends show the HTML, some draw the chart themselves.
+        """Return all representations; most front ends show HTML, some draw the chart themselves.
 
         Without this method IPython would show the short ``repr`` as text.
         """
@@ -239,7 +239,7 @@ class Report(Measurement):
 def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
     """Return the changes of out-of-fold probabilities, widened by the rules of their metrics.
 
-    ``folds`` is the number of fits that made the probabilities; 1 changes nothing.
+    ``folds`` is the number of fits behind the probabilities; 1 changes nothing.
     """
     factor = fold_factor(folds)
     rules = {name: all_metrics()[name].interval for name in change}
@@ -266,12 +266,12 @@ def evaluate(
     """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
 
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
-    the paired change of each metric and (from 100 draws on) a verdict. ``margin`` (n,) is the
-    largest minus the second largest logit, if it is known better than from the (uncalibrated)
-    probabilities. ``segments`` (n,) name the segment of each row, for a table of them.
-    ``draws`` and ``level`` are those of the bootstrap, ``judged_on`` says in words which rows these
-    are. If the probabilities are out-of-fold, ``folds`` is the number of fits. How everything is
-    counted is in ``report.conventions``.
+    the paired change of each metric and (with at least 100 draws) a verdict. ``margin`` (n,) is the
+    largest minus the second largest logit; by default it is derived from the (uncalibrated)
+    probabilities. ``segments`` (n,) holds the segment of each row, for a table by segment.
+    ``draws`` and ``level`` are those of the bootstrap; ``judged_on`` describes the rows in words.
+    If the probabilities are out-of-fold, ``folds`` is the number of fits. ``report.conventions``
+    states how everything is computed.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)

@@ -1,4 +1,4 @@
-"""Texts of a report: its conventions, its verdict, and its table for terminals."""
+"""Text of a report: its conventions, its verdict, and its table for terminals."""
 
 from __future__ import annotations
 
@@ -31,65 +31,65 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
     'The 15 bins are (i/15, (i+1)/15]: a conf'
     """
     return {
-        "prediction": "The prediction is the class of the largest probability, the first of them "
-        "if several are equal; confidence is that probability. All errors are of this top label, "
-        "except the class-wise ECE, NLL and Brier score, which look at every class.",
+        "prediction": "The prediction is the class with the largest probability, the first of them "
+        "if several are equal; confidence is that probability. All errors refer to this top label, "
+        "except the class-wise ECE, NLL and Brier score, which use every class.",
         "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
         "belongs to the bin below it, 0 to the first bin. ECE is the mean absolute gap between "
-        "accuracy and mean confidence, each bin weighted by its rows; MCE is the largest gap of a "
-        "bin that is not empty.",
-        "equal mass": f"The {bins} bins hold equally many of the sorted confidences; equal "
+        "accuracy and mean confidence, each bin weighted by its number of rows; MCE is the largest "
+        "gap of a bin that is not empty.",
+        "equal mass": f"The {bins} bins hold equal numbers of the sorted confidences; equal "
         "confidences at an edge are shared between the bins in proportion, so that the order of "
         "the rows never matters.",
         "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
-        "less the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation is "
-        "0 for a calibrated model, so it can be negative; its square root counts that as 0.",
-        "smooth ECE": "Gaussian smoothing of the gaps, reflected at 0 and 1, with the bandwidth at "
-        "which the error equals it; no bins.",
-        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that; the Brier "
-        "score is summed over the classes, from 0 to 2.",
-        "intervals": f"{100 * level:g} % intervals. Those of binned errors are from {draws:,} "
-        "bootstrap draws of the rows, with the bins kept; the draws are shifted so that their mean "
-        "is the estimate, because resampling adds its noise a second time. Those of NLL and Brier "
-        "score are the limit of many draws, from mean, variance and skewness; that of an accuracy "
-        "is Wilson's, of its change Agresti and Min's; those of AUROC and AURC follow from the "
-        "influence of each row (DeLong). Changes are after minus before on the same rows. Where "
-        "each row is judged by a fit on other folds, the intervals of the changes of NLL, Brier "
-        "score, AUROC and AURC "
-        "are widened (1.5 times for 5 folds; Nadeau & Bengio 2003), because such fits are not "
-        "independent.",
-        "noise floor": "The ECE of a perfectly calibrated model with these confidences on as many "
-        f"rows: right and wrong redrawn {FLOOR_DRAWS} times from the confidences, mean and 95 % "
-        "quantile. An ECE below that quantile is no evidence of miscalibration.",
-        "margin": "Rows are split at the thirds of the margin, the largest minus the second "
-        "largest logit of the uncalibrated model; rows of equal margin stay together. Their "
-        "equal-mass tables have fewer bins where there would be fewer than 20 rows in each.",
-        "classes": "Of each class: the rows labelled so and their share, the mean of its "
+        "minus the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
+        "is 0 for a calibrated model, so it can be negative; its square root is then taken as 0.",
+        "smooth ECE": "The gaps are smoothed by a Gaussian that is reflected at 0 and 1, not "
+        "binned; the bandwidth is the one at which the error equals the bandwidth.",
+        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value; the "
+        "Brier score is summed over the classes, from 0 to 2.",
+        "intervals": f"All intervals are at the {100 * level:g} % level. Those of binned errors "
+        f"come from {draws:,} bootstrap draws of the rows, with fixed bins; the draws are shifted "
+        "so that their mean is the estimate, because resampling adds the noise a second time. "
+        "Those of NLL and Brier score are the limit of many draws, computed from mean, variance "
+        "and skewness; that of the accuracy is Wilson's, that of its change Agresti and Min's; "
+        "those of AUROC and AURC follow from the influence of each row (DeLong). Changes are after "
+        "minus before on the same rows. If each row is judged by a fit on other folds, the "
+        "intervals of the changes of NLL, Brier score, AUROC and AURC are widened (1.5 times for "
+        "5 folds; Nadeau & Bengio 2003), because such fits are not independent.",
+        "noise floor": "The ECE of a perfectly calibrated model with these confidences on the same "
+        f"number of rows: correctness is redrawn {FLOOR_DRAWS} times from the confidences, and the "
+        "mean and the 95 % quantile are reported. An ECE below that quantile is no evidence of "
+        "miscalibration.",
+        "margin": "Rows are split into thirds by the margin, the largest minus the second largest "
+        "logit of the uncalibrated model; rows of equal margin stay together. The equal-mass "
+        "tables of a third have fewer bins if a bin would otherwise have fewer than 20 rows.",
+        "classes": "For each class: the rows with that label and their share, the mean of its "
         "probability over all rows, and the mean absolute gap between the two over equally wide "
-        "bins of that probability, each weighted by its rows. The mean of this error over all "
-        f"classes is the class-wise ECE. At most {MAX_CLASSES} classes are kept, the worst of "
-        "the after side.",
-        "segments": "Of each segment: its rows, the accuracy and mean confidence of its "
+        "bins of that probability, each weighted by its number of rows. The mean of this error "
+        f"over all classes is the class-wise ECE. At most {MAX_CLASSES} classes are kept, the "
+        "worst on the after side.",
+        "segments": "For each segment: its rows, the accuracy and mean confidence of its "
         "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
-        f"that ECE. At most {MAX_REPORTED} segments are kept, those of the most rows; the one "
-        "whose ECE after lies farthest above the 95 % quantile of its noise floor is the first.",
-        "temperatures": "What a map of temperature type, fitted on all rows, divides the logits of "
-        f"the judged rows by, in {CELLS} equal cells of the margin from 0 to its "
-        f"{100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
-        "gate": "A gate decides by the interval of the debiased squared error, widened where rows "
-        "that are all right or all wrong show no spread: upwards to the largest gap of all rows "
-        "together that Wilson's interval of the accuracy allows, downwards by what such a bin "
-        "leaves in doubt. A gate of the ECE decides by an interval of its own: its lower bound is "
-        "the ECE less what noise may have added, 0 as long as a calibrated model would show such "
-        "an ECE by chance; its upper bound is the ECE and the quantile of its spread.",
+        f"that ECE. At most {MAX_REPORTED} segments are kept, those with the most rows, sorted by "
+        "how far the ECE on the after side is above the 95 % quantile of its noise floor.",
+        "temperatures": "The temperatures by which a map of temperature type, fitted on all rows, "
+        f"divides the logits of the judged rows, in {CELLS} equal cells of the margin from 0 to "
+        f"its {100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
+        "gate": "A gate decides by the interval of the debiased squared error, widened if rows "
+        "that are all right or all wrong show no spread: upwards to the largest overall gap that "
+        "Wilson's interval of the accuracy allows, downwards by the part of such a bin's gap that "
+        "may be due to chance. A gate on the ECE uses a separate interval: its lower bound is the "
+        "ECE minus what noise may have added, or 0 as long as a calibrated model could show such "
+        "an ECE by chance; its upper bound is the ECE plus the quantile of its spread.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
-        "of 0; a loss of AUROC counts beyond "
-        f"{100 * MIN_RANKING_LOSS:g} points. It rests on the debiased squared error, NLL, Brier "
-        "score, accuracy and the AUROC of right against wrong. Where calibration is better, any "
-        "loss makes a trade-off, and so does an AUROC whose interval reaches below 0 and more than "
-        f"{100 * WIDEST_RANKING:g} points below its estimate; where it is not, worse needs "
-        "intervals that hold for all five together (each of 99 % in place of 95 %). It needs "
-        f"{MIN_ROWS} rows.",
+        "of 0; a loss of AUROC counts only beyond "
+        f"{100 * MIN_RANKING_LOSS:g} points. The verdict is based on the debiased squared error, "
+        "NLL, Brier score, accuracy and the AUROC of right against wrong. If calibration is "
+        "better, any loss makes a trade-off, and so does an AUROC whose interval reaches below 0 "
+        f"and more than {100 * WIDEST_RANKING:g} points below its estimate. If calibration is not "
+        "better, the verdict is worse only if the intervals of all five taken together show a "
+        f"loss (99 % each instead of 95 %). A verdict needs at least {MIN_ROWS} rows.",
     }
 
 
@@ -133,24 +133,24 @@ def verdict_sentence(report: Report) -> str:
     worse = " and ".join(_change(name, report.change[name]) for name in named)
     match report.verdict:
         case Verdict.IMPROVED | Verdict.TRADE_OFF if worse:
-            return f"calibration is better, but worse: {worse}"
+            return f"calibration is better, but there are losses: {worse}"
         case Verdict.TRADE_OFF if in_doubt(report.change):
             fall = _change(RANKING, report.change[RANKING])
             return (
-                "calibration is better, but these rows are too few to say that ranking is not "
+                "calibration is better, but there are too few rows to rule out that ranking is "
                 f"worse: {fall}"
             )
         case Verdict.WORSE if CALIBRATION in report.lost:
-            return "calibration is worse" + (f", and so: {worse}" if worse else "")
+            return "calibration is worse" + (f", and there are losses: {worse}" if worse else "")
         case Verdict.WORSE if worse:
-            return f"nothing is gained, and worse: {worse}"
+            return f"nothing is gained, and there are losses: {worse}"
         case Verdict.NO_MEASURABLE_CHANGE if worse:
             return (
-                f"calibration is neither measurably better nor worse; possibly worse: {worse}, "
-                "not certain enough with five intervals tested"
+                f"calibration is neither measurably better nor worse; possible losses, "
+                f"not certain enough with five intervals tested: {worse}"
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
-            return "calibration is possibly worse, not certain enough with five intervals tested"
+            return "calibration is possibly worse, but not certainly with five intervals tested"
         case None:
             return ""
         case other:
@@ -158,7 +158,7 @@ def verdict_sentence(report: Report) -> str:
 
 
 def _warnings(report: Report) -> list[str]:
-    """Return the messages of the fit's warnings; foreign reports may hold anything."""
+    """Return the messages of the fit's warnings; reports of others may hold anything."""
     stored = report.fit.get("warnings")
     warnings = stored if isinstance(stored, list) else []
     return [str(one["message"]) for one in warnings if isinstance(one, dict) and "message" in one]

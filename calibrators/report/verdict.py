@@ -15,7 +15,7 @@ CALIBRATION = "debiased_squared_error"
 RANKING = "refinement_auroc"
 MIN_RANKING_LOSS = 0.001
 WIDEST_RANKING = 0.04
-# metrics of a verdict: whether more is better (1) or less (-1), and the least loss that counts
+# metrics of a verdict: whether higher (1) or lower (-1) is better, and the least loss that counts
 JUDGED: dict[str, tuple[int, float]] = {
     CALIBRATION: (-1, 0.0),
     "nll": (-1, 0.0),
@@ -53,7 +53,7 @@ class Verdict(_Explained):
     TRADE_OFF = (
         "trade_off",
         "calibration is better, but NLL, Brier score, accuracy or ranking is worse, or ranking is "
-        "in doubt: choose by what the probabilities are for",
+        "in doubt: choose by what the probabilities are used for",
     )
     NO_MEASURABLE_CHANGE = (
         "no_measurable_change",
@@ -62,11 +62,11 @@ class Verdict(_Explained):
     WORSE = (
         "worse",
         "calibration is worse, or NLL, Brier score, accuracy or ranking is worse and nothing is "
-        "gained for it",
+        "gained in return",
     )
     INSUFFICIENT_DATA = (
         "insufficient_data",
-        f"fewer than {MIN_ROWS} rows were judged: too few to say anything",
+        f"fewer than {MIN_ROWS} rows were judged: too few for a verdict",
     )
 
 
@@ -88,12 +88,12 @@ class Gate(_Explained):
 def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
-    Calibration is judged by the debiased squared calibration error, not by the ECE, which consists
-    largely of noise. If it is better, any loss (see ``lost``) makes a trade-off, and so
-    does a ranking in doubt (see ``in_doubt``). If it is not, the map is worse only if that holds
-    with the five intervals taken together (Bonferroni: 99 % each, if 95 % together), because
-    one of five would mislead far more often than one alone. Bounds that touch 0, or are NaN, are on
-    neither side; a change that is missing is not judged.
+    Calibration is judged by the debiased squared calibration error, not by the ECE, which is
+    largely noise. If it is better, any loss (see ``lost``) makes the verdict a trade-off, and so
+    does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
+    a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
+    one of five misleads far more often than one alone. Bounds that touch 0, or are NaN, are on
+    neither side; a missing change is not judged.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
@@ -114,7 +114,7 @@ def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
     """Return the names of the metrics of a verdict that are measurably worse.
 
     The whole interval must lie on the worse side of 0, that of the AUROC beyond 0.1 points, because
-    temperature scaling of more than two classes reorders rows a little and a million rows would
+    temperature scaling of more than two classes reorders rows slightly, and a million rows would
     show it.
 
     >>> lost({"brier": Interval(0.004, 0.0006, 0.0074, 0.95)})
@@ -132,7 +132,7 @@ def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
 def in_doubt(change: Mapping[str, Interval]) -> bool:
     """Return whether the rows are too few to say that the ranking is not worse.
 
-    That is if the interval of the change of the AUROC reaches below 0, and more than 4 points
+    That is the case if the interval of the AUROC change reaches below 0 and more than 4 points
     below the estimate. Two hundred rows cannot show a fall of 5 points; but a map that hardly
     reorders them still has a narrow interval.
 
@@ -146,7 +146,7 @@ def in_doubt(change: Mapping[str, Interval]) -> bool:
 
 
 def together(interval: Interval) -> Interval:
-    """Return an interval widened so that all judged ones hold together (Bonferroni).
+    """Return an interval widened so that all judged intervals hold together (Bonferroni).
 
     >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
     2.58
@@ -158,7 +158,7 @@ def together(interval: Interval) -> Interval:
 def _loss(interval: Interval, better: int) -> float:
     """Return the certain part of a loss: the end of the interval on the better side.
 
-    ``better`` is 1 where more is better, -1 where less is.
+    ``better`` is 1 if higher is better, -1 if lower is.
     """
     return -interval.high if better > 0 else interval.low
 
@@ -166,8 +166,8 @@ def _loss(interval: Interval, better: int) -> float:
 def gate(interval: Interval, limit: float) -> Gate:
     """Return whether an error is known to be at most ``limit``, from its interval.
 
-    Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` brings the debiased
-    squared error to that scale.
+    Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` converts the
+    debiased squared error to that scale.
 
     >>> squared = Interval(0.0001, -0.0001, 0.0003, 0.95)
     >>> str(gate(rooted(squared), limit=0.02)), str(gate(rooted(squared), limit=0.01))

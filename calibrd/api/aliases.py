@@ -25,10 +25,10 @@ class AliasCalls(VersionCalls):
         """Point an alias of a calibrator at a version, given by its number or another alias.
 
         A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
-        ``reason``; so does one that measurably loses accuracy, against the model itself or against
-        the version that the alias points at. With ``expected``, the last known revision (0 if there
-        is no such alias yet), the move is refused with ``alias_has_moved`` if somebody else has
-        moved the alias since.
+        ``reason``; so does one that measurably loses accuracy compared with the model itself or
+        with the version that the alias points at. With ``expected``, the last known revision (0 if
+        the alias does not exist yet), the move is refused with ``alias_has_moved`` if the alias has
+        moved since.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
@@ -59,13 +59,13 @@ class AliasCalls(VersionCalls):
         reason: str = "",
         expected: int | None = None,
     ) -> Flow[Alias]:
-        """Undo the last move of an alias; called again, the one before that.
+        """Undo the last move of an alias; a second call undoes the move before that.
 
-        With ``expected``, the last known revision, it is refused with ``alias_has_moved`` if
-        somebody else has moved the alias since.
+        With ``expected``, the last known revision, the rollback is refused with ``alias_has_moved``
+        if the alias has moved since.
         """
         if expected == 0:
-            raise ValueError("expected must be a revision to undo, 1 or more, got 0")
+            raise ValueError("expected must be the revision to undo, at least 1, got 0")
         place = ("calibrators", checked_name(name), "aliases", alias, "rollback")
         return (
             yield from self.request_record(
@@ -94,7 +94,7 @@ class AliasCalls(VersionCalls):
 
 
 def _condition(expected: int | None) -> dict[str, str]:
-    """Return the header that requires a revision; 0 means that there is no such alias yet."""
+    """Return the header that requires a revision; 0 means that the alias does not exist yet."""
     if expected is None:
         return {}
     return {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}

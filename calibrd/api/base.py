@@ -26,7 +26,7 @@ REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
 class ApiBase:
-    """A client as its calls use it."""
+    """The part of a client that its calls use."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -53,10 +53,10 @@ class ApiBase:
         retry_seconds: float | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> Flow[Response]:
-        """Return the response to a request to ``/v1/`` and its place; raise the error in it.
+        """Send a request to a path below ``/v1/``; return the response, or raise the error in it.
 
-        A request that is not ``repeatable`` is sent once; ``check_hint`` says how to see whether it
-        was done. A response of more than ``max_bytes`` raises NotCalibrd.
+        A request that is not ``repeatable`` is sent once; ``check_hint`` says how to find out
+        whether it succeeded. A response of more than ``max_bytes`` raises NotCalibrd.
         """
         all_headers = dict(headers or {})
         if body is not None:
@@ -95,7 +95,7 @@ class ApiBase:
             if cursor is None:
                 return found[:limit]
             if not page:
-                raise NotCalibrd("the response is an empty page, but not the last one")
+                raise NotCalibrd("the response is an empty page, but claims that more follow")
         raise NotCalibrd(f"the list does not end after {MAX_PAGES:,} pages")
 
     def number_at(self, ref: Reference, **options: Any) -> Flow[int]:
@@ -119,7 +119,7 @@ def _as_json(body: Any) -> bytes:
 
 
 def _not_finite(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the place and value of each number that JSON cannot express.
+    """Yield the path and value of each number that JSON cannot represent.
 
     >>> list(_not_finite({"params": [{"budget": math.inf}]}))
     [('params[0].budget', inf)]
@@ -139,9 +139,9 @@ def _plain(value: Any) -> Any:
     """Convert a numpy scalar to a Python number."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{reprlib.repr(value)} of {type(value).__name__} cannot be sent as JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be sent as JSON: {reprlib.repr(value)}")
 
 
 def idempotency_key() -> dict[str, str]:
-    """Return a header that makes a request safe to send again."""
+    """Return a header that makes a request safe to retry."""
     return {"Idempotency-Key": secrets.token_hex(16)}

@@ -30,10 +30,11 @@ class DatasetCalls(ApiBase):
     ) -> Flow[Dataset]:
         """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
-        ``segments`` name the segment of each row, as text or integers, for the method "segmented".
-        All may be lists, or arrays of numpy, torch, pandas, polars or pyarrow. They are checked
-        here first; bytes that the service already has are not sent again. Large datasets are sent
-        in parts, several at a time, and an interrupted upload resumes with the missing parts.
+        ``segments`` holds the segment of each row, as strings or integers, for the method
+        "segmented". All may be lists, or arrays of numpy, torch, pandas, polars or pyarrow. They
+        are checked before anything is sent; bytes that the service already has are not sent again.
+        Large datasets are sent in parts, several at a time, and an interrupted upload resumes with
+        the missing parts.
         """
         payload: Payload = yield Work(lambda: pack_dataset(logits, labels, kind, segments))
         retention = Retention(delete_after_fit, days)
@@ -55,5 +56,5 @@ class DatasetCalls(ApiBase):
         try:
             yield from self.request("DELETE", "datasets", id)
         except NotFound as error:
-            if not error.repeated:  # else an earlier try has deleted it
+            if not error.repeated:  # otherwise an earlier attempt deleted it
                 raise

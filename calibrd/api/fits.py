@@ -103,7 +103,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         delete_after_fit: bool = False,
         progress: bool = True,
     ) -> Flow[Fit]:
-        """Start a fit without waiting for it; several methods make several versions.
+        """Start a fit without waiting for it; each method creates a version.
 
         A method is given by its name or as ``(name, parameters)``. ``wait`` waits for the fit.
         """
@@ -111,7 +111,8 @@ class FitCalls(DatasetCalls, VersionCalls):
             raise TypeError("a fit takes either logits and labels or dataset=, not both")
         if dataset is not None and (delete_after_fit or kind != "logits" or segments is not None):
             raise TypeError(
-                "delete_after_fit=, kind= and segments= are for logits that are uploaded here"
+                "delete_after_fit=, kind= and segments= cannot be combined with dataset=: they "
+                "apply to logits that this call uploads"
             )
         checked_name(name)
         evaluation_id = _id_of(evaluation, "evaluation")
@@ -175,12 +176,12 @@ class FitCalls(DatasetCalls, VersionCalls):
 
     @call
     def cancel(self, fit: str | Fit) -> Flow[Fit]:
-        """Cancel a fit: at once if it is queued, within seconds if it runs."""
+        """Cancel a fit: at once if it is queued, within seconds if it is running."""
         id = fit if isinstance(fit, str) else fit.id
         return (yield from self.request_record(Fit, "DELETE", "fits", id))
 
     def _finished(self, fit: Fit, *, progress: bool, timeout: float | None) -> Flow[Fit]:
-        """Return the fit once it has succeeded, by long polling."""
+        """Return the fit once it has succeeded, using long polling."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         with FitProgress(fit, shown=progress) as bar:
             while not fit.is_finished:
@@ -203,7 +204,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         return fit
 
     def _polled(self, fit: Fit, left: float, *, quiet: bool) -> Flow[Fit]:
-        """Return the fit once it is finished, or as it is after the polling interval."""
+        """Return the fit when it is finished or the polling interval has passed."""
         wait = min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, math.floor(min(left, 60)))
         if not wait:  # the service counts in whole seconds
             yield Pause(left)
@@ -225,7 +226,7 @@ def _id_of(dataset: str | Dataset | None, name: str) -> str | None:
         return dataset
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"{name} must be a Dataset as upload() returns it, or its id, "
+            f"{name} must be a Dataset returned by upload(), or its id, "
             f"got {type(dataset).__name__}"
         )
     return dataset.id

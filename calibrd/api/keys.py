@@ -9,7 +9,7 @@ from calibrd.models import Key, NewKey
 from calibrd.transport.connection import drop_none
 from calibrd.transport.flows import Flow, call
 
-CHECK_HINT = "client.keys() lists a key made by it; revoke that one, because its token is lost"
+CHECK_HINT = "client.keys() lists the key if it was created; revoke it, because its token is lost"
 
 
 class KeyCalls(ApiBase):
@@ -24,9 +24,9 @@ class KeyCalls(ApiBase):
     def create_key(
         self, name: str, scopes: Sequence[str], *, days: float | None = None
     ) -> Flow[NewKey]:
-        """Create a key with some of the scopes predict, fit, promote and admin.
+        """Create a key with one or more of the scopes predict, fit, promote and admin.
 
-        Its token is returned this once.
+        The token is returned only once.
         """
         body = drop_none(name=name, scopes=list(scopes), days=days)
         return (
@@ -35,7 +35,7 @@ class KeyCalls(ApiBase):
 
     @call
     def rotate_key(self, id: str, *, grace_hours: float = 24.0) -> Flow[NewKey]:
-        """Replace a key by a new one; the old one stays valid for the grace period."""
+        """Replace a key with a new one; the old key stays valid for the grace period."""
         body = {"grace_hours": grace_hours}
         place = ("keys", id, "rotate")
         return (

@@ -12,7 +12,7 @@ from calibrd.models import Version
 from calibrd.transport.disk_cache import Cache
 from calibrd.transport.flows import Flow, Work, call
 
-# a map that is cached need not wait long for a service that is away
+# if a map is cached, there is no need to wait long for a service that is away
 SHORT_RETRY_SECONDS = 1.0
 SHORT_TIMEOUT = 3.0
 
@@ -24,12 +24,12 @@ class LocalCalls(ApiBase):
     def load(
         self, ref: str | Version, *, model: str | None = None, refresh: float | None = 30.0
     ) -> Flow[LocalMap]:
-        """Load a map that is applied in this process and follows its alias.
+        """Load a map to apply in this process; it follows its alias.
 
         The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk;
-        the cached map is used while the service is away, something else answers in its place, or
-        the bytes arrive damaged, which is logged once. With ``model``, the fingerprint of the model
-        that runs here, a version fitted for another model is refused with ``model_mismatch``.
+        the cached map is used if the service is away, something else responds in its place, or the
+        bytes arrive damaged, and the problem is logged once. With ``model``, the fingerprint of the
+        local model, a version fitted for another model is refused with ``model_mismatch``.
         """
         checked_refresh(refresh)
         request = MapRequest(Reference.of(ref), model, MapCache(Cache(self.connection)))
@@ -57,8 +57,8 @@ class LocalCalls(ApiBase):
 
 
 def _is_outage(error: CalibrdError) -> bool:
-    """Return whether the failure says nothing about this map or this key."""
+    """Return whether an error is an outage, unrelated to this map and this key."""
     if isinstance(error, Refused):
-        is_from_proxy = error.code == f"status_{error.status}"  # not a problem of the service
+        is_from_proxy = error.code == f"status_{error.status}"  # not reported by the service
         return isinstance(error, ServerError) or is_from_proxy
     return isinstance(error, ServiceAway | NotCalibrd | MapDamaged)

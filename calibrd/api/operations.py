@@ -16,7 +16,7 @@ class OperationCalls(ApiBase):
 
     @call
     def ready(self) -> Flow[Readiness]:
-        """Return which parts of the service work, without retries; true if all do.
+        """Return which parts of the service are ready, without retries; truthy if all are.
 
         Raise ServiceAway if there is no response.
         """
@@ -28,4 +28,6 @@ class OperationCalls(ApiBase):
             return record_of(Readiness, document_of(response))
         except NotCalibrd:
             # a proxy without a backend responds with the same status
-            raise error_of(response) or NotCalibrd("no calibrd service answers here") from None
+            raise error_of(response) or NotCalibrd(
+                "no calibrd service responds at this URL"
+            ) from None

@@ -29,7 +29,7 @@ from calibrd.transport.responses import array_of, document_of, header_of, member
 Array = NDArray[Any]
 NPY = "application/x-npy"
 BLOCK_BYTES = 1 << 23
-JSON_BYTES = 10  # of a number as text, per byte of it as float16 or wider
+JSON_BYTES = 10  # in JSON text, per byte of a number stored as float16 or wider
 WIDEST = 2  # the response may have twice the bytes: float64, or two columns for one
 
 
@@ -41,7 +41,7 @@ class SentRows(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row, in the request or the response."""
+        """The bytes per row, in the request or the response."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
         return width if self.segments is None else width + self.segments.itemsize
 
@@ -51,7 +51,7 @@ class SentRows(NamedTuple):
         return SentRows(self.values[part], None if self.segments is None else self.segments[part])
 
     def has_rows(self, count: int) -> bool:
-        """Return whether the response to these rows may have so many."""
+        """Return whether a response to these rows may have ``count`` rows."""
         return self.values.ndim == 1 or count == len(self.values)
 
     def content(self) -> bytes:
@@ -65,7 +65,7 @@ class SentRows(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Probabilities, the version that gave them, and its note on unknown segments."""
+    """Probabilities, the version that computed them, and its note on unknown segments."""
 
     probabilities: Array
     version: str
@@ -85,14 +85,14 @@ class PredictCalls(ApiBase):
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
-        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on those.
+        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on them.
 
-        A flat array is one row; for a map of two classes, or if it does not fit into one request,
-        it holds the single logit (or probability) of each row, as for the maps of ``load``. Many
-        rows are sent in blocks, several at a time. ``segments`` name the segment of each row, for
-        a map that has segments, with an UnknownSegments warning if it does not know some. With
-        ``model``, a version that was fitted for another model is refused with ``model_mismatch``.
-        ``load`` does the same without a network.
+        A one-dimensional array is one row; for a map of two classes, or if the array does not fit
+        into one request, it holds one logit (or probability) per row, as for maps from ``load``.
+        Many rows are sent in blocks, several at a time. ``segments`` holds the segment of each row,
+        for a map that has segments; there is an UnknownSegments warning if some are unknown to the
+        map. With ``model``, a version that was fitted for another model is refused with
+        ``model_mismatch``. ``load`` does the same without the network.
         """
         found, notes = yield from self._in_blocks(
             ref, values, segments, drop_none(dtype=dtype, model=model)
@@ -111,10 +111,10 @@ class PredictCalls(ApiBase):
         segments: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
-        """Measure on the service how well a version calibrates these rows, at most 100,000.
+        """Measure on the service how well a version calibrates up to 100,000 rows.
 
         With ``segments`` the report covers each segment, whether the map has segments or not; a map
-        that has them is applied as by ``predict``, with the same warning.
+        that has segments is applied as in ``predict``, with the same warning.
         """
         payload: Payload = yield Work(lambda: pack_dataset(values, labels, kind, segments))
         content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
@@ -159,7 +159,7 @@ class PredictCalls(ApiBase):
             array = array[:, np.newaxis]
         if names is not None and len(names) != len(array):
             raise DataError(
-                "segments_length", f"values have {len(array)} rows but segments have {len(names)}"
+                "segments_length", f"there are {len(array)} rows but {len(names)} segments"
             )
         sent = SentRows(array, names)
         rows = max(1, BLOCK_BYTES // sent.row_bytes)
@@ -167,7 +167,7 @@ class PredictCalls(ApiBase):
         first = yield from self._block(name, sent, range(rows), query)
 
         def of(start: int) -> Callable[[], Flow[Predicted]]:
-            # by the version of the first block: an alias may move meanwhile
+            # with the version of the first block: an alias may move in the meantime
             return lambda: self._block(first.version, sent, range(start, start + rows), query)
 
         others: list[Predicted] = yield Together([of(start) for start in starts])
@@ -189,7 +189,7 @@ class PredictCalls(ApiBase):
             sentence = error.detail.replace(f"first row {first}", f"first row {here}")
             raise type(error)(
                 error.code,
-                f"{sentence}; checked rows {rows.start} to {last}",
+                f"{sentence}; rows {rows.start} to {last} were checked",
                 status=error.status,
                 request_id=error.request_id,
                 details={**error.details, "first": here},
@@ -220,11 +220,11 @@ class PredictCalls(ApiBase):
 
 
 def _checked(version: str) -> str:
-    """Return the version named by a header; raise NotCalibrd if it is not a reference."""
+    """Return the version in a header; raise NotCalibrd if it is not a reference."""
     try:
         return str(Reference.of(version))
     except ValueError as error:
-        raise NotCalibrd(f"the header calibrd-version names no version: {error}") from error
+        raise NotCalibrd(f"the header calibrd-version is not a version: {error}") from error
 
 
 def unknown_segments(response: Response) -> str:
@@ -233,7 +233,7 @@ def unknown_segments(response: Response) -> str:
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """Warn once, at the line of the user's code, with the notes on all blocks merged."""
+    """Warn once, at the line of the user's code, with the notes of all blocks merged."""
     present = [one for one in notes if one]
     if not present:
         return

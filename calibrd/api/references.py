@@ -11,21 +11,21 @@ DEFAULT_ALIAS = "production"
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a calibrator; raise ValueError for anything else, even ``name@alias``."""
+    """Return a calibrator's name; raise ValueError if it is invalid, such as ``name@alias``."""
     if not NAME.fullmatch(name):
         raise ValueError(
-            "a calibrator's name must be 1 to 64 letters a-z, digits, '.', '_' and '-', without "
-            f"'@', got {name!r}"
+            "a calibrator's name must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', "
+            f"without '@', got {name!r}"
         )
     return name
 
 
 def checked_alias(alias: str) -> str:
-    """Return the name of an alias; raise ValueError for anything else, even a version's number."""
+    """Return the name of an alias; raise ValueError if it is invalid, such as a version number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
-            "an alias must be 1 to 64 letters a-z, digits, '.', '_' and '-', not digits alone, "
-            f"got {alias!r}"
+            "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', not digits "
+            f"alone, got {alias!r}"
         )
     return alias
 
@@ -38,7 +38,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def of(cls, ref: str | Version) -> Reference:
-        """Parse a reference; without ``@`` it is the alias production.
+        """Parse a reference; without ``@`` it means the alias production.
 
         >>> Reference.of("resnet50@3").number, Reference.of("resnet50").ref
         (3, 'production')
@@ -50,8 +50,8 @@ class Reference(NamedTuple):
         which = which if at else DEFAULT_ALIAS
         if not (NAME.fullmatch(name) and NAME.fullmatch(which)):
             raise ValueError(
-                "a reference must be name@alias or name@number, each 1 to 64 letters a-z, "
-                f"digits, '.', '_' and '-', got {text!r}"
+                "a reference must be name@alias or name@number, each 1 to 64 characters from a-z, "
+                f"0-9, '.', '_' and '-', got {text!r}"
             )
         return cls(name, which)
 

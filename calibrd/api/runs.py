@@ -39,13 +39,13 @@ class RunCalls(ApiBase):
         description: str = "",
         begun: float | None = None,
     ) -> Flow[RunSession]:
-        """Open a training run or continue it; return a session with the state to train with.
+        """Open or continue a training run; return a session with the state to train with.
 
         Without ``state`` or ``from_step`` it continues from the last decided step. All ranks of a
-        job give the same ``session``. ``decides`` is who merges and updates: the ``trainer``, or
-        the ``service``, which waits at most ``merge_timeout`` seconds for all ranks. ``begun`` is
-        when a session began that is reported late, in seconds since 1970. Of two sessions the one
-        that began later is the newer.
+        job pass the same ``session``. ``decides`` says who merges the statistics and updates the
+        state: the ``trainer``, or the ``service``, which waits at most ``merge_timeout`` seconds
+        for all ranks. ``begun`` is the start time of a session that is reported late, in seconds
+        since 1970; of two sessions, the one that began later is the newer one.
         """
         body = drop_none(
             name=checked_run(name),
@@ -54,7 +54,7 @@ class RunCalls(ApiBase):
             world_size=world_size,
             decides=decides,
             merge_timeout=merge_timeout,
-            # chosen here, so that a retry sends the same one
+            # chosen here, so that a retry sends the same id
             session=session or f"session-{secrets.token_hex(8)}",
             state=None if state is None else state.to_dict(),
             from_step=from_step,
@@ -76,10 +76,10 @@ class RunCalls(ApiBase):
         rank: int = 0,
         state: AdaFocalState | None = None,
     ) -> Flow[StepDecision]:
-        """Send a rank's statistics of a step; sending the same again has no effect.
+        """Send a rank's statistics of a step; sending the same statistics again has no effect.
 
-        ``statistics`` may be their bytes. ``state`` is what training continues with, if the trainer
-        decides.
+        ``statistics`` may be serialised already. ``state`` is the state that training continues
+        with, if the trainer decides.
         """
         if isinstance(statistics, BinStatistics):
             content: bytes = yield Work(statistics.to_bytes)
@@ -141,7 +141,7 @@ class RunCalls(ApiBase):
 
     @call
     def runs(self, *, archived: bool = False, limit: int | None = None) -> Flow[list[Run]]:
-        """List training runs, last updated first; with ``archived``, the archived ones."""
+        """List training runs, most recently updated first; with ``archived``, the archived ones."""
         flag = "true" if archived else None
         return (yield from self.request_all(Run, "runs", limit=limit, archived=flag))
 
@@ -159,18 +159,18 @@ class RunCalls(ApiBase):
         description: str | None = None,
         archived: bool | None = None,
     ) -> Flow[Run]:
-        """Change the tags or the description of a run, archive it or restore it."""
+        """Change the tags or the description of a run, or archive or restore it."""
         body = drop_none(tags=tags, description=description, archived=archived)
         place = ("runs", checked_run(name))
         return (yield from self.request_record(Run, "PATCH", *place, body=body, repeatable=True))
 
 
 def checked_run(name: str) -> str:
-    """Return the name of a run; raise ValueError for anything else."""
+    """Return the name of a run; raise ValueError if it is invalid."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            "a run's name must be 1 to 64 letters a-z, digits, '.', '_' and '-', and begin with a "
-            f"letter or digit, got {name!r}"
+            "a run's name must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', and begin "
+            f"with a letter or digit, got {name!r}"
         )
     return name
 

@@ -29,7 +29,7 @@ ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the cached id comes from a file, whic
 MAX_PARTS = 10_000
 AT_ONCE = 4
 SOON = timedelta(days=1)
-# the least speed at which the service joins and checks parts
+# the lowest speed at which the service joins and checks parts
 COMMIT_BYTES_PER_SECOND = 1 << 23
 
 _log = logging.getLogger("calibrd")
@@ -60,7 +60,7 @@ class Upload:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def flow(self) -> Flow[Dataset]:
-        """Return the dataset; send it unless the service has its bytes."""
+        """Return the dataset; send it unless the service already has its bytes."""
         sha256: str = yield Work(lambda: self.payload.sha256)
         known = yield from self._known(sha256)
         if known is not None and self._is_kept(known):
@@ -82,7 +82,7 @@ class Upload:
             return None
 
     def _is_kept(self, known: Dataset) -> bool:
-        """Return whether it is stored long enough; otherwise sending it again extends that."""
+        """Return whether the dataset is kept long enough; sending it again extends that time."""
         if self.retention != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON
@@ -109,7 +109,7 @@ class Upload:
             try:
                 made = yield from self._send_and_commit(sha256, size, entry)
             except (Conflict, NotFound) as error:
-                # another process that sends the same was faster, or a part was lost
+                # another process that sends the same data was faster, or a part was lost
                 _log.info("retrying the upload of %s: %s", sha256, error)
                 known = yield from self._known(sha256)
                 if known is not None and self._is_kept(known):
@@ -158,7 +158,7 @@ class Upload:
                     parts = records_of(Part, member_of(found, "parts"))
                     return id, {part.number: part for part in parts}
         query = {"upload": "parts", **self.retention.query}
-        # the service drops an upload that a retry has opened twice
+        # if a retry opens a second upload, the service drops the unused one
         opened = yield from self.client.request_record(
             Dataset, "POST", "datasets", query=query, repeatable=True
         )

@@ -29,7 +29,7 @@ class VersionCalls(ApiBase):
 
     @call
     def calibrators(self, *, limit: int | None = None) -> Flow[list[Calibrator]]:
-        """List the calibrators of this workspace, by name."""
+        """List the calibrators of this workspace, sorted by name."""
         return (yield from self.request_all(Calibrator, "calibrators", limit=limit))
 
     @call
@@ -52,7 +52,7 @@ class VersionCalls(ApiBase):
 
     @call
     def report(self, ref: str | Version) -> Flow[Report]:
-        """Return the report of a version; ``no_report`` if it was registered without one."""
+        """Return the report of a version; raise ``no_report`` if it was registered without one."""
         number = yield from self.number_at(Reference.of(ref))
         return (yield from self.report_of(Reference.of(ref).name, number))
 
@@ -85,13 +85,13 @@ class VersionCalls(ApiBase):
         tags: dict[str, str] | None = None,
         description: str = "",
     ) -> Flow[Version]:
-        """Register a map that was fitted here as a version: no logits leave this machine.
+        """Register a map that was fitted locally as a version; no logits leave this machine.
 
         ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
         Without a report the version can only be promoted by force. ``judged_rows``, the ``rows`` in
-        the result of ``fit_local``, let ``compare`` compare it with other versions judged on the
-        same data. They hold the confidence, NLL, Brier score and margin of each judged row, and
-        whether it was right.
+        the result of ``fit_local``, allow ``compare`` to compare the version with others judged on
+        the same data. They hold the confidence, NLL, Brier score and margin of each judged row, and
+        whether the prediction was correct.
         """
         checked_name(name)
         plain = map_of(fitted)
@@ -127,8 +127,8 @@ class VersionCalls(ApiBase):
     ) -> Flow[Comparison]:
         """Compare two versions of a calibrator, given by number or alias, on the same rows.
 
-        These are rows that both were judged on and neither fit has seen, or those of a ``dataset``.
-        There is no verdict on rows that one of the versions was fitted on.
+        The rows are those that both versions were judged on and neither was fitted on, or those of
+        a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
         """
         checked_name(name)
         numbers = []
@@ -150,10 +150,10 @@ class VersionCalls(ApiBase):
 
     @call
     def get_onnx(self, ref: str | Version) -> Flow[bytes]:
-        """Return a version that the service fitted as an ONNX model.
+        """Return the ONNX model of a version that the service fitted.
 
-        It maps float32 logits (n, k) to probabilities (n, k). Registered versions have none; export
-        their maps with ``calibrators.export.onnx``.
+        It maps float32 logits (n, k) to probabilities (n, k). Registered versions have no ONNX
+        model; export their maps with ``calibrators.export.onnx``.
         """
         return (yield from self._bytes(Reference.of(ref), "onnx"))
 

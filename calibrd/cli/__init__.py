@@ -1,3 +1,3 @@
-"""The commands of ``calibrd``, a file for each subject."""
+"""The commands of ``calibrd``, one file per subject."""
 
 INTERRUPTED = 130

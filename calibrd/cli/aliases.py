@@ -17,13 +17,15 @@ def add_to(add_command: AddCommand) -> None:
     """Add the commands."""
     promote_parser = add_command("promote", promote, "point an alias of a calibrator at a version")
     promote_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
-    promote_parser.add_argument("version", metavar="VERSION", help="its number, or another alias")
+    promote_parser.add_argument(
+        "version", metavar="VERSION", help="version number, or another alias"
+    )
     _add_alias_flag(promote_parser)
     promote_parser.add_argument("--reason", default="", help="recorded in the history")
     promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="allow a version judged worse or on too few rows, or less accurate; needs --reason",
+        help="promote even if judged worse, on too few rows, or less accurate; needs --reason",
     )
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
@@ -36,7 +38,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def promote(context: CommandContext) -> None:
-    """Move an alias, and show what that changes."""
+    """Move an alias and show how the figures change."""
     flags = context.flags
     checked_alias(flags.alias)
     with context.client() as client:
@@ -81,4 +83,4 @@ def _line(move: Move) -> tuple[object, ...]:
 
 
 def _add_alias_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alias", default="production", help="[production]")
+    parser.add_argument("--alias", default="production", help="name of the alias [production]")

@@ -15,15 +15,17 @@ from calibrd.cli.context import (
 def add_to(add_command: AddCommand) -> None:
     """Add the command."""
     parser = add_command(
-        "apply", apply, "apply a map here to a file of any size, in constant memory"
+        "apply", apply, "apply a map locally to a file of any size, in constant memory"
     )
     parser.add_argument("source", metavar="IN", help=".npy, .npz, .parquet or .arrow")
-    parser.add_argument("target", metavar="OUT", help="same formats; appears once it is complete")
+    parser.add_argument(
+        "target", metavar="OUT", help="same formats; appears only when it is complete"
+    )
     add_map_flags(parser)
     parser.add_argument(
         "--dtype",
         choices=["float32", "float64"],
-        help="of the calculation and the output [that of IN]",
+        help="precision of the computation and the output [that of IN]",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_rows_flags(parser, labelled=False)
@@ -32,7 +34,7 @@ def add_to(add_command: AddCommand) -> None:
         "--output-column",
         default="probabilities",
         metavar="NAME",
-        help="name of the probabilities; an .npy has none [probabilities]",
+        help="name of the output; unused for .npy [probabilities]",
     )
     out.add_argument(
         "--columns-out",
@@ -76,4 +78,4 @@ def apply(context: CommandContext) -> None:
         "map": used.facts,
     }
     size = f"{done.rows:,} rows of {done.classes} probabilities"
-    context.output.answer(document, f"{done.target}: {size} by {used.description}")
+    context.output.answer(document, f"{done.target}: {size}, calibrated by {used.description}")

@@ -67,7 +67,7 @@ def _run(words: list[str], output: Output) -> int:
         output.answer({"version": __version__}, f"calibrd {__version__}")
         return 0
     if "run" not in flags:
-        parser.error("give one of the commands that --help lists")
+        parser.error("a command is required: --help lists the commands")
     if rest and not flags.takes_all:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     command: Command = flags.run
@@ -77,8 +77,8 @@ def _run(words: list[str], output: Output) -> int:
 
 @contextmanager
 def _notes(output: Output) -> Iterator[None]:
-    """Show warnings and log lines of the packages as notes."""
-    shown = set()  # each fold of a fit may give the same warning
+    """Show warnings and log messages of the packages as notes."""
+    shown = set()  # each fold of a fit may raise the same warning
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, UserWarning) and str(message) not in shown:
@@ -169,14 +169,14 @@ def _common_flags() -> _Parser:
     flags = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     group = flags.add_argument_group("common options")
     group.add_argument(
-        "--json", action="store_true", help="print one JSON document on stdout, also for an error"
+        "--json", action="store_true", help="print one JSON document on stdout, even for an error"
     )
     group.add_argument("--quiet", "-q", action="store_true", help="no notes and no progress bars")
     group.add_argument("--url", help="URL of the service [CALIBRD_URL, or http://127.0.0.1:8000]")
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help="prefer CALIBRD_API_KEY: other users of this machine can read command lines",
+        help="API key; prefer CALIBRD_API_KEY: other users can read command lines",
     )
     group.add_argument(
         "--retry-seconds",

@@ -48,7 +48,7 @@ class CommandContext:
         return getattr(self.flags, name, default)
 
     def client(self, retry_seconds: float = RETRY_SECONDS) -> Client:
-        """Make a client of the service."""
+        """Create a client for the service."""
         retry_seconds = self.get("retry_seconds", retry_seconds)
         return Client(self.get("url"), self.get("api_key"), retry_seconds=retry_seconds)
 
@@ -64,10 +64,10 @@ class CommandContext:
 
     @property
     def columns(self) -> list[str] | None:
-        """The columns that hold the values, if they were named."""
+        """The columns that hold the values, if the flags name them."""
         several, one = self.get("columns"), self.get("logits_column")
         if several is not None and one is not None:
-            raise CommandError("usage", "--columns and --logits-column cannot both be given")
+            raise CommandError("usage", "--columns and --logits-column cannot be combined")
         if one is not None:
             return [one]
         return None if several is None else [name.strip() for name in several.split(",")]
@@ -75,14 +75,14 @@ class CommandContext:
     def map(self, *, confirmed: bool = False) -> NamedMap:
         """Return the map of ``--map``: a file that ends in .calibrd, or a version of the service.
 
-        While the service is away it is the one that was loaded last, unless it must be
+        While the service is away, this is the map that was loaded last, unless it must be
         ``confirmed``.
         """
         name: str = self.flags.map
         if name.endswith(MAP_ENDING) or "/" in name:
             if self.get("model") is not None:
                 raise CommandError(
-                    "usage", f"--model cannot be used: {name} does not say its model"
+                    "usage", f"--model cannot be used: {name} does not record its model"
                 )
             fitted = _read(Path(name))
             return NamedMap(fitted, name, {"file": name, "method": fitted.method})
@@ -91,7 +91,8 @@ class CommandContext:
         now, ref = local.current, Reference.of(name)
         if local.problem is not None and confirmed and ref.number is None:
             raise CommandError(
-                "not_confirmed", f"cannot confirm which version {ref} is now: {local.problem}"
+                "not_confirmed",
+                f"cannot confirm which version {ref} points at now: {local.problem}",
             )
         description = f"{ref.name}@{now.number}" if ref.number else f"{ref} (version {now.number})"
         facts = {
@@ -114,7 +115,7 @@ def _read(path: Path) -> CalibrationMap:
 
 
 def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) -> None:
-    """Refuse rows of another kind or number of classes than the map takes."""
+    """Refuse rows unless they have the kind and the number of classes of the map."""
     if (data.k, data.kind) != (fitted.k, fitted.kind):
         raise CommandError(
             "wrong_kind",
@@ -127,8 +128,8 @@ def note_segments(context: CommandContext, known: int, rows: int) -> None:
     """Note how many rows are in a segment of the map, unless all are."""
     if known < rows:
         context.output.note(
-            f"{known:,} of {rows:,} rows are in a segment of this map; the others get the map of "
-            "all rows"
+            f"{known:,} of {rows:,} rows are in a segment of this map; the others get the map "
+            "fitted on all rows"
         )
 
 
@@ -138,7 +139,7 @@ def add_limit_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse the seconds of a flag."""
+    """Parse a number of seconds."""
     with suppress(ValueError):
         if (value := float(text)) >= 0:
             return value
@@ -149,17 +150,15 @@ def _count(text: str) -> int:
     with suppress(ValueError):
         if (value := int(text)) >= 1:
             return value
-    raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, got {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
 
 
 def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) -> None:
     """Add the flags that name the columns of a file."""
     group = parser.add_argument_group("in parquet and arrow files")
+    group.add_argument("--columns", metavar="A,B,...", help="columns of numbers, one per class")
     group.add_argument(
-        "--columns", metavar="A,B,...", help="columns with one number each, one per class"
-    )
-    group.add_argument(
-        "--logits-column", metavar="NAME", help="column with a list in each row [the kind]"
+        "--logits-column", metavar="NAME", help="column of lists, one per row [the kind]"
     )
     group.add_argument(
         "--segments-column",
@@ -173,7 +172,7 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
         group.add_argument(
             "--kind",
             choices=["logits", "probabilities"],
-            help="kind of the values; in an npz the name of the array says it [logits]",
+            help="kind of the values; the array names of an npz imply it [logits]",
         )
 
 
@@ -183,7 +182,7 @@ def add_map_flags(parser: argparse.ArgumentParser) -> None:
         "--map",
         required=True,
         metavar="MAP",
-        help="NAME@ALIAS or NAME@NUMBER of the service, or a file that ends in .calibrd",
+        help="NAME@ALIAS or NAME@NUMBER on the service, or a file that ends in .calibrd",
     )
     parser.add_argument(
         "--model", metavar="FINGERPRINT", help="refuse a version fitted for another model"

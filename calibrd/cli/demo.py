@@ -43,7 +43,7 @@ class Row:
 def add_to(add_command: AddCommand) -> None:
     """Add the command."""
     parser = add_command(
-        "demo", demo, "fit every method to a bundled real sample, without service or network"
+        "demo", demo, "fit every method to a bundled real sample, without a service or network"
     )
     parser.add_argument(
         "--out",
@@ -112,7 +112,7 @@ def _aligned(first: str, cells: Iterable[str], last: str) -> str:
 
 
 def _write_page(row: Row, target: Path) -> Path:
-    """Write the report page of one map and return where it is."""
+    """Write the report page of one map and return its path."""
     text = html_page.render(row.report, title=f"{TITLE}: calibrated by {row.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")

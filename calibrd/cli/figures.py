@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 
 def _compared(client: Client, version: Version, alias: str) -> Figures | None:
-    """Compare with the version the alias points at; None if there is no other, or no verdict."""
+    """Compare with the alias's version; None if that is this version, or there is no verdict."""
     try:
         there = client.get_alias(version.calibrator, alias).version
         if there == version.number:

@@ -33,18 +33,18 @@ Made = tuple[list[Version], Recommendation | None]
 def add_to(add_command: AddCommand) -> None:
     """Add the command."""
     parser = add_command(
-        "fit", fit, "fit a map, judge it on rows the fit has not seen, make a version"
+        "fit", fit, "fit a map, judge it on rows the fit has not seen, create a version"
     )
     parser.add_argument(
         "data",
         metavar="DATA",
-        help=f"{ENDINGS} with logits (or probabilities) and labels, and segments if there are any",
+        help=f"{ENDINGS} with logits (or probabilities), labels and optional segments",
     )
     parser.add_argument("--name", help="name of the calibrator on the service")
     parser.add_argument(
         "--method",
         action="append",
-        help="auto, temperature, smart, ...; may be repeated, for one version of each "
+        help="auto, temperature, smart, ...; may be repeated, to create a version of each "
         f"[{DEFAULT_METHOD}]",
     )
     parser.add_argument(
@@ -55,10 +55,10 @@ def add_to(add_command: AddCommand) -> None:
         help="a parameter of the method, such as steps=200; may be repeated",
     )
     parser.add_argument(
-        "--model", metavar="FINGERPRINT", help="identifies the model that made the logits"
+        "--model", metavar="FINGERPRINT", help="identifies the model that produced the logits"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of splits and fit [0]"
+        "--seed", type=int, default=0, metavar="N", help="seed for the splits and the fit [0]"
     )
     parser.add_argument(
         "--held-out",
@@ -72,20 +72,22 @@ def add_to(add_command: AddCommand) -> None:
     parser.add_argument("--description", default="", help="stored with the version")
     parser.add_argument("--promote", metavar="ALIAS", help="point this alias at the new version")
     parser.add_argument(
-        "--local", action="store_true", help="fit here and register only the map; no row is sent"
+        "--local",
+        action="store_true",
+        help="fit locally and register only the map; no rows are sent",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar=f"FILE{MAP_ENDING}",
-        help="fit here and write the map to a file, without a service",
+        help="fit locally and write the map to a file, without a service",
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     add_rows_flags(parser)
 
 
 def fit(context: CommandContext) -> None:
-    """Fit, and show how the map was judged."""
+    """Fit a map and show how it was judged."""
     flags = context.flags
     _check(flags)
     methods = _methods(flags)
@@ -114,7 +116,7 @@ def _methods(flags: argparse.Namespace) -> Methods:
     params: dict[str, Any] = {}
     for name, value in map(_param, flags.param):
         if name in params:
-            raise CommandError("usage", f"--param gives {name!r} twice")
+            raise CommandError("usage", f"--param sets {name!r} twice")
         params[name] = value
     repeated = [name for place, name in enumerate(methods) if name in methods[:place]]
     if repeated:
@@ -126,21 +128,21 @@ def _methods(flags: argparse.Namespace) -> Methods:
             "--out": flags.out is not None,
         }
         for flag in (flag for flag, is_given in one_only.items() if is_given):
-            raise CommandError("usage", f"{flag} is for one --method, got {', '.join(methods)}")
+            raise CommandError("usage", f"{flag} needs a single --method, got {', '.join(methods)}")
     return [(method, params) for method in methods]
 
 
 def _check(flags: argparse.Namespace) -> None:
     if (flags.name is None) == (flags.out is None):
         raise CommandError(
-            "usage", "give --name NAME for a version on the service, or --out FILE for a file"
+            "usage", "use --name NAME for a version on the service, or --out FILE for a file"
         )
     if flags.name is not None:
         checked_name(flags.name)
     if flags.promote is not None:
         checked_alias(flags.promote)
     if flags.evaluation and Path(flags.evaluation).resolve() == Path(flags.data).resolve():
-        raise CommandError("usage", "--evaluation must hold other rows than those of the fit")
+        raise CommandError("usage", "--evaluation must not be the file that is fitted on")
     if flags.out is None:
         return
     if flags.local or flags.promote is not None or flags.model is not None:
@@ -198,12 +200,12 @@ def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
 def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
         return make_recipe(method, params, seed=seed).method_needing_segments
-    except ParameterError:  # the service may know more methods, and reports what is wrong
+    except ParameterError:  # the service may support more methods, and reports what is wrong
         return None
 
 
 def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> SetFile:
-    """Return the rows of --evaluation; raise unless their kind and classes are those of the fit."""
+    """Return the rows of --evaluation; raise unless their kind and classes match the fit's."""
     found = _rows(context, context.flags.evaluation, methods)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
@@ -216,7 +218,7 @@ def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> Set
 
 
 def _uploaded(context: CommandContext, client: Client, data: SetFile) -> Dataset:
-    context.output.note(f"{data.path}: {len(data.labels):,} rows to {client.url}")
+    context.output.note(f"{data.path}: uploading {len(data.labels):,} rows to {client.url}")
     with locate_errors(data.path, 0):
         return client.upload(
             data.values,
@@ -228,7 +230,7 @@ def _uploaded(context: CommandContext, client: Client, data: SetFile) -> Dataset
 
 
 def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> Made:
-    """Fit all methods here, then register their maps."""
+    """Fit all methods locally, then register their maps."""
     flags = context.flags
     made: list[Version] = []
     fitted = _judged(context, methods)
@@ -243,7 +245,7 @@ def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> M
             )
         except Exception as error:
             for one in made:
-                error.add_note(f"{one.reference} ({one.method}) was made before this")
+                error.add_note(f"{one.reference} ({one.method}) was created before this")
             raise
         made.append(version)
     if len(made) < 2:
@@ -271,7 +273,7 @@ def _fit_to_file(context: CommandContext, methods: Methods) -> None:
         "report": judged.report.to_dict(),
     }
     chosen = choice(judged.map.fit_info)
-    lines = [judged.report.summary(), "", *chosen, f"{judged.map.method} map in {target}"]
+    lines = [judged.report.summary(), "", *chosen, f"the {judged.map.method} map is in {target}"]
     context.output.answer(document, "\n".join(lines))
 
 
@@ -283,7 +285,7 @@ def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
     evaluation = None
     if flags.evaluation is not None:
         evaluation = _rows(context, flags.evaluation, methods).checked()
-    context.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted here")
+    context.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted locally")
     with locate_errors(data.path, 0):
         return [
             fit_local(

@@ -47,7 +47,7 @@ def answer_all(
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:
-    """Return lines on what ``auto`` chose and left out, or what a method fell back to, and why."""
+    """Return lines on what ``auto`` chose and left out, or what a method fell back to."""
     if sentence := fallback_sentence(info):
         return [printable(sentence)]
     if info.get("chosen_by") != "auto":

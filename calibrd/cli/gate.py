@@ -65,11 +65,11 @@ def add_to(add_command: AddCommand) -> None:
     parser = add_command(
         "gate",
         gate,
-        "decide whether a map is within a limit on labelled rows",
+        "decide whether a map's calibration error on labelled rows is within a limit",
         epilog="Exit codes: 0 pass, the whole 95 % interval of the metric is within its limit; "
         "1 fail, the whole interval is beyond it; 2 insufficient data, the interval contains the "
         f"limit or there are fewer than {MIN_ROWS} rows; 3 error. With both limits, both must "
-        "pass. The map is applied here.",
+        "pass. The map is applied locally.",
     )
     parser.add_argument(
         "data",
@@ -81,20 +81,20 @@ def add_to(add_command: AddCommand) -> None:
         "--max-calibration-error",
         type=_limit("--max-calibration-error"),
         metavar="LIMIT",
-        help="limit of the debiased root-mean-square error, which is free of the noise in an ECE; "
-        "0.03 is three points",
+        help="limit for the debiased root-mean-square error, which is free of the noise in an ECE; "
+        "0.03 is three percentage points",
     )
     parser.add_argument(
         "--max-ece",
         type=_limit("--max-ece"),
         metavar="LIMIT",
-        help="limit of the ECE itself, whose interval allows for its noise",
+        help="limit for the ECE itself, whose interval accounts for its noise",
     )
     parser.add_argument(
         "--markdown",
         type=Path,
         metavar="FILE",
-        help="append the decision, for example to $GITHUB_STEP_SUMMARY",
+        help="append the decision to a file such as $GITHUB_STEP_SUMMARY",
     )
     add_rows_flags(parser)
 
@@ -126,18 +126,18 @@ def gate(context: CommandContext) -> int:
 
 
 def strictest(decisions: list[Decision]) -> Decision:
-    """Return the decision that counts: a fail before insufficient data before a pass."""
+    """Return the decision that counts: fail outranks insufficient data, which outranks pass."""
     order = (Gate.FAIL, Gate.INSUFFICIENT_DATA, Gate.PASS)
     return min(decisions, key=lambda one: order.index(one.gate))
 
 
 def paragraph(report: Report, decisions: list[Decision], used: NamedMap, path: str) -> str:
-    """Say what was measured, what it means and what to do."""
+    """Return a paragraph on what was measured, what it means and what to do."""
     decision = strictest(decisions)
     figures = " ".join(one.words for one in decisions)
     known = any(one.metric == "ece" for one in decisions)
     ece = "" if known else f"The ECE is {_percent(report.metrics['ece'] or 0.0)}. "
-    floor = f"An ECE of about {_percent(report.noise_floor.mean)} would be noise alone."
+    floor = f"Noise alone would give an ECE of about {_percent(report.noise_floor.mean)}."
     return (
         f"{_name(decision.gate).upper()}: {used.description} on {path}, {report.n:,} rows. "
         f"{figures} {ece}{floor} {_meaning(report, decision)}"
@@ -154,7 +154,7 @@ def markdown(decided: Gate, words: str) -> str:
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
     """Estimate the rows needed to decide: intervals shrink with the square root of the count.
 
-    The calibration error is taken on the scale of its square, where its interval is symmetric.
+    The calibration error is squared first, because the interval of its square is symmetric.
     """
     found, edge = report.gate_interval(metric), limit
     if metric == "calibration_error":
@@ -181,12 +181,12 @@ def _meaning(report: Report, decided: Decision) -> str:
             "passes."
         )
     if report.n < MIN_ROWS:
-        return f"Fewer than {MIN_ROWS} rows cannot decide: add more labelled rows."
+        return f"Fewer than {MIN_ROWS} rows are not enough to decide: add more labelled rows."
     needed = rows_needed(report, decided.limit, decided.metric)
-    how_many = f"; about {needed:,} would decide" if needed else ", many more"
+    how_many = f"; about {needed:,} would be enough" if needed else ", many more"
     return (
-        f"The interval of the {metric} contains the limit, so these rows cannot decide: add "
-        f"more{how_many}."
+        f"The interval of the {metric} contains the limit, so these rows are not enough to decide: "
+        f"add more{how_many}."
     )
 
 
@@ -217,7 +217,7 @@ def _limits(flags: argparse.Namespace) -> dict[str, float]:
     options = {"calibration_error": flags.max_calibration_error, "ece": flags.max_ece}
     limits = {metric: limit for metric, limit in options.items() if limit is not None}
     if not limits:
-        raise CommandError("usage", "give --max-calibration-error LIMIT, --max-ece LIMIT, or both")
+        raise CommandError("usage", "use --max-calibration-error LIMIT, --max-ece LIMIT, or both")
     return limits
 
 

@@ -19,13 +19,13 @@ def add_to(add_command: AddCommand) -> None:
     )
     versions_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
     add_limit_flag(versions_parser)
-    runs_parser = add_command("runs", list_runs, "list training runs, last updated first")
+    runs_parser = add_command("runs", list_runs, "list training runs, most recently updated first")
     runs_parser.add_argument("--archived", action="store_true", help="list archived runs instead")
     add_limit_flag(runs_parser)
     steps_parser = add_command("run", list_steps, "list the steps of a training run, oldest first")
     steps_parser.add_argument("name", metavar="NAME", help="name of the run")
     steps_parser.add_argument(
-        "--session", metavar="ID", help="only the steps of this session, repeated later or not"
+        "--session", metavar="ID", help="all steps of this session, including those repeated later"
     )
     add_limit_flag(steps_parser)
 
@@ -45,7 +45,7 @@ def list_versions(context: CommandContext) -> None:
     """List versions with their verdicts."""
     with context.client() as client:
         found = client.versions(context.flags.name, limit=context.flags.limit)
-    head = ("version", "method", "verdict", "rows", "model", "made (UTC)", "by", "what it means")
+    head = ("version", "method", "verdict", "rows", "model", "created (UTC)", "by", "what it means")
     rows = [
         (
             one.number,

@@ -19,7 +19,7 @@ from calibrd.terminal import json_safe, printable
 
 
 class CommandError(Exception):
-    """A command cannot be done: why, and what to do instead."""
+    """A command cannot be carried out: why, and what to do instead."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class CommandError(Exception):
 
 
 class PromotionFailed(Exception):
-    """A version was made, but its promotion failed."""
+    """A version was created, but its promotion failed."""
 
     def __init__(self, version: str, why: Exception) -> None:
         super().__init__(f"{version}: {why}")
@@ -49,7 +49,7 @@ class Output:
     """Results as text or, with ``json``, as one document.
 
     A result that cannot be written is an error. A note or an error that cannot be written is
-    dropped: the exit code says enough.
+    dropped: the exit code is enough.
     """
 
     json: bool = False
@@ -57,7 +57,7 @@ class Output:
 
     @property
     def bars(self) -> bool:
-        """Whether progress bars are shown: in terminals, not in the log of a job."""
+        """Whether progress bars are shown: on terminals, but not in the log of a job."""
         return not self.quiet and sys.stderr is not None and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
@@ -66,7 +66,7 @@ class Output:
             write_stderr(text)
 
     def say(self, text: str = "") -> None:
-        """Print a line of a result that comes in pieces; with ``json`` only the document counts."""
+        """Print a line of a result that is printed in pieces; with ``json``, print nothing."""
         if not self.json:
             _answer(_lines(text))
 
@@ -76,12 +76,12 @@ class Output:
         self.say(text)
 
     def document(self, document: Any) -> None:
-        """Print the document, with ``json``."""
+        """Print the document, if ``json`` is set."""
         if self.json:
             _answer(_as_json(to_plain(_dates_as_text(document))))
 
     def error(self, document: dict[str, Any]) -> None:
-        """Report an error in a line or two; as text too if the document cannot be written."""
+        """Report an error in a line or two; as text if the JSON document cannot be written."""
         if self.json:
             try:
                 self.document({"error": document})
@@ -98,14 +98,14 @@ class Output:
 
 
 def escape_unencodable() -> None:
-    r"""Let stdout and stderr write characters that their encoding lacks as ``\xfc``."""
+    r"""Make stdout and stderr escape characters that their encoding lacks, as in ``\xfc``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def write_stderr(text: str) -> None:
-    """Write a text to stderr, if that is possible."""
+    """Write text to stderr, if possible."""
     try:
         _write(sys.stderr, f"{_lines(text)}\n")
     except (OSError, ValueError):
@@ -141,9 +141,9 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _give_up(stream: TextIO | None) -> None:
-    """Redirect a stream to nowhere, unless it has no file descriptor.
+    """Redirect a stream to the null device, unless it has no file descriptor.
 
-    Otherwise Python would flush it again at exit, fail, and choose the exit code.
+    Otherwise Python would flush it again at exit, fail, and change the exit code.
     """
     try:
         descriptor = -1 if stream is None else stream.fileno()
@@ -156,7 +156,7 @@ def _give_up(stream: TextIO | None) -> None:
 
 
 def _as_json(plain: Any) -> str:
-    """Return the document as JSON; in ASCII if the encoding of stdout lacks a character of it."""
+    """Return the document as JSON, in ASCII if stdout's encoding lacks one of its characters."""
     text = json_safe(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
@@ -169,7 +169,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
     """Return an error as the document that ``--json`` prints."""
     if isinstance(error, PromotionFailed):
         inner = error_document(error.why)
-        combined = f"{error.version} was made, but not promoted: {inner['message']}"
+        combined = f"{error.version} was created, but not promoted: {inner['message']}"
         return {**inner, "message": combined, "version": error.version}
     message, request_id = _one_line(str(error)), None
     code = str(getattr(error, "code", ""))
@@ -220,7 +220,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def minute(moment: datetime | None) -> str:
-    """Return a time to the minute, as people read it."""
+    """Return a time to the minute, for people to read."""
     return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 

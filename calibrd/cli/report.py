@@ -15,7 +15,10 @@ def add_to(add_command: AddCommand) -> None:
     parser = add_command("report", report, "show the report of a version, or write it to a file")
     parser.add_argument("version", metavar="NAME@NUMBER", help="or NAME@ALIAS")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="a page (.html), .json, or a chart (.svg, .png)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="a page (.html), JSON (.json) or a chart (.svg, .png)",
     )
 
 

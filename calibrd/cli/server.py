@@ -13,14 +13,14 @@ from calibrd.cli.output import CommandError
 GROUP, ENTRY = "calibrd.commands", "server"
 
 COMMANDS = {
-    "serve": "run the API, with workers beside it",
+    "serve": "run the API together with workers",
     "worker": "run a worker that takes fits from the queues",
     "workers": "list the workers that are alive",
     "migrate": "bring the database up to date, and exit",
     "keys": "create, list, rotate or revoke API keys",
-    "backup": "back up the embedded database and its blobs, while the service runs",
+    "backup": "back up the embedded database and its blobs while the service is running",
     "restore": "restore a backup into an empty data directory",
-    "doctor": "check everything stored, and report problems",
+    "doctor": "check all stored data, and report problems",
     "sweep": "delete orphaned blobs",
 }
 
@@ -28,7 +28,7 @@ ServerCommand = Callable[[Sequence[str]], int]
 
 
 def server_command(arguments: Sequence[str]) -> ServerCommand | None:
-    """Return the command of an installed server that these arguments begin with, if any."""
+    """Return the installed server's entry point if the arguments begin with a server command."""
     if not arguments or arguments[0] not in COMMANDS:
         return None
     for found in metadata.entry_points(group=GROUP, name=ENTRY):
@@ -43,11 +43,11 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def _refuse(name: str, _context: CommandContext) -> None:
-    """Say how to install the server, or where its flags go."""
+    """Raise CommandError with how to install the server, or where its flags go."""
     if metadata.entry_points(group=GROUP, name=ENTRY):
         raise CommandError(
             "usage",
-            f"`{name}` is a command of the server, whose flags follow its name",
+            f"`{name}` is a command of the server: its flags must follow its name",
             f"calibrd {name} --help lists its arguments",
         )
     raise CommandError(

@@ -15,15 +15,15 @@ Array = NDArray[Any]
 UNREADABLE = (TypeError, ValueError, RuntimeError, BufferError)
 NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
 NOT_NUMBERS = "USTO"
-NO_VALUES = ("NoneType", "NAType")  # the latter is that of pandas
+NO_VALUES = ("NoneType", "NAType")  # the latter is from pandas
 
 
 def as_array(values: Any, name: str = "values") -> Array:
     """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
-    A column whose cells are lists becomes rows, and the columns of a frame become columns; nothing
-    is copied without need. Missing or masked values, nested lists in a column, and text raise a
-    DataError that calls them ``name``.
+    A column whose cells are lists becomes rows, and the columns of a frame become columns; data is
+    copied only if necessary. Missing or masked values, nested lists in a column, and text raise a
+    DataError that refers to the values as ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -62,7 +62,7 @@ def _unmasked(array: Array, name: str) -> Array:
     if not isinstance(array, np.ma.MaskedArray):
         return array
     if np.ma.is_masked(array):
-        raise DataError("masked", f"{name} must not be masked: drop those rows first")
+        raise DataError("masked", f"{name} must not be masked: drop the masked rows first")
     return np.asarray(array)
 
 
@@ -123,7 +123,7 @@ def _from_chunks(array: Any, name: str) -> Array:
 
 
 def _from_arrow(array: Any, name: str, start: int = 0, width: int = 1) -> Array:
-    """Convert an array that begins at row ``start`` and holds ``width`` numbers of every row."""
+    """Convert an array that begins at row ``start`` and holds ``width`` numbers per row."""
     _refuse_missing(
         lambda: array.is_null().to_numpy(zero_copy_only=False),
         name,
@@ -165,7 +165,7 @@ READERS: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
 
 
 def _stack_columns(columns: Sequence[Any], name: str) -> Array:
-    """Stack the columns of a table; a single one may hold whole rows."""
+    """Stack the columns of a table; a single column may hold whole rows."""
     arrays = [as_array(column, name) for column in columns]
     if len(arrays) == 1:
         return arrays[0]
@@ -204,7 +204,7 @@ def _stacked(rows: Sequence[Any] | Array, name: str) -> Array:
 def _refuse_missing(
     missing: Any, name: str, *, some: int | None = None, start: int = 0, width: int = 1
 ) -> None:
-    """Raise DataError if values are missing, ``width`` to a row from row ``start`` on.
+    """Raise DataError if values are missing; the mask has ``width`` values per row from ``start``.
 
     ``missing`` is the mask, or a function that returns it and is not called if ``some`` is 0.
     """
@@ -231,7 +231,7 @@ def _ragged(name: str) -> DataError:
 
 
 def _nested(name: str) -> DataError:
-    return DataError("bad_shape", f"{name} must be flat lists of numbers, got lists in lists")
+    return DataError("bad_shape", f"{name} must be flat lists of numbers, got nested lists")
 
 
 def _not_numbers(example: Any, name: str, what: str = "text") -> DataError:

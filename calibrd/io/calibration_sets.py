@@ -14,7 +14,7 @@ from calibrd.io.arrays import Array, as_array
 
 
 def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> CalibrationSet:
-    """Make a checked set of values, labels and optional segments from the arrays of any library."""
+    """Build a checked set of values, labels and optional segments from any library's arrays."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
     if kind == "logits":
@@ -25,21 +25,21 @@ def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> C
 
 
 def as_segments(values: Any, name: str = "segments") -> Array:
-    """Return the names or integers (n,) in a list, an array, a tensor or a column.
+    """Return the segments (n,) in a list, an array, a tensor or a column, as strings or integers.
 
-    Categories become their names. Anything but text and integers raises a DataError that calls
-    them ``name``; ``calibrators`` checks the names themselves.
+    Categories become their names. Anything but strings and integers raises a DataError that refers
+    to the values as ``name``; ``calibrators`` checks the names themselves.
 
     >>> as_segments(["web", "app"]).tolist(), as_segments((3, 12)).tolist()
     (['web', 'app'], [3, 12])
     >>> as_segments(["web", None])
     Traceback (most recent call last):
-    calibrators.errors.DataError: segments must be text, or all integers, with a name such as \
-'other' for rows that have no segment (1 row breaks this rule, first row 1)
+    calibrators.errors.DataError: segments must be all strings or all integers, with a name \
+such as 'other' for rows that have no segment (1 row breaks this rule, first row 1)
     """
     if isinstance(values, list | tuple):
         return _from_cells(values, name)
-    for reader in ("to_pylist", "to_list"):  # of pyarrow, of pandas and polars
+    for reader in ("to_pylist", "to_list"):  # methods of pyarrow, and of pandas and polars
         if hasattr(values, reader):
             return _from_cells(getattr(values, reader)(), name)
     if isinstance(values, np.ndarray):
@@ -52,12 +52,12 @@ def as_segments(values: Any, name: str = "segments") -> Array:
             f"{name} must be a list, an array or a column with the segment of each row, "
             f"got {type(values).__name__}",
         )
-    array = np.asarray(values)  # of pandas: categories and other arrays of its own, frames
+    array = np.asarray(values)  # of pandas: categories and other extension arrays, frames
     return _from_cells(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
 
 
 def names_of(segments: Segments) -> Array:
-    """Return the name of each row's segment, as text (n,)."""
+    """Return the name of each row's segment, as strings (n,)."""
     return np.array(segments.names, np.str_)[segments.codes]
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger("calibrd")
 class SetFile(NamedTuple):
     """The values, labels and optional segments in a file.
 
-    ``left_out`` is the rule that the file's segments break, if they were left out for that.
+    ``left_out`` is the error for the rule that the file's segments break, if they were left out.
     """
 
     path: Path
@@ -71,7 +71,7 @@ def read_set(
 
 
 def read_map(path: str | Path) -> CalibrationMap:
-    """Read the map of a .calibrd file; raise ArchiveError if a single byte differs."""
+    """Read the map of a .calibrd file; raise ArchiveError if it is damaged."""
     return archive.load(Path(path).read_bytes())
 
 
@@ -81,7 +81,8 @@ def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str 
     if found is not None and names.count(found) != 1:
         present = ", ".join(map(repr, names)) or "nothing"
         raise DataError(
-            "missing_column", f"{path} must have segments {found!r} once, but has {present}"
+            "missing_column",
+            f"{path} must have exactly one {found!r} with segments, but has {present}",
         )
     return found
 
@@ -170,7 +171,7 @@ def _with_segments(
     except DataError as error:
         if wanted is not None:
             raise
-        _log.warning("%r names no segments and is left out: %s", _usual(names), error)
+        _log.warning("%r does not hold segments and is left out: %s", _usual(names), error)
         return made._replace(left_out=error)
     return made._replace(segments=segments)
 

@@ -41,18 +41,18 @@ class NpyRows:
         if self.dtype.hasobject:
             raise DataError(
                 "pickled",
-                f"{name} holds pickled objects, which are never loaded: save numbers, or for "
-                "segments text: segments.astype(str)",
+                f"{name} holds pickled objects, which are never loaded: save numbers or, for "
+                "segments, strings: segments.astype(str)",
             )
         if len(self.shape) not in (1, 2):
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")
 
     def rows_of(self, values: int) -> int:
-        """Return how many rows have about so many values."""
+        """Return how many rows hold about ``values`` values."""
         return max(1, values // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, rows: int) -> Iterator[Array]:
-        """Yield blocks of so many rows."""
+        """Yield blocks of ``rows`` rows."""
         width = math.prod(self.shape[1:])
         if self.columnwise and len(self.shape) > 1:
             yield from self._mapped(rows)
@@ -70,7 +70,7 @@ class NpyRows:
         if self._path is None:
             raise DataError(
                 "column_by_column",
-                f"{self.name} is stored column by column: save np.ascontiguousarray(...) of it",
+                f"{self.name} is stored column by column: save np.ascontiguousarray(...) instead",
             )
         whole = np.load(self._path, mmap_mode="r")
         for start in range(0, len(whole), rows):
@@ -131,7 +131,7 @@ def write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) 
 
 
 def copy_arrays(source: Path, target: zipfile.ZipFile, names: Collection[str]) -> None:
-    """Copy these arrays of an npz unchanged."""
+    """Copy the arrays ``names`` of an npz unchanged."""
     with opened_npz(source) as archive:
         for name in archive.namelist():
             if name.removesuffix(".npy") in names:

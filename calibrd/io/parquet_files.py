@@ -35,12 +35,12 @@ class ParquetTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns."""
+        """The columns of the file."""
         return self._reader.schema_arrow if self.is_parquet else self._reader.schema
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         if self.is_parquet:
             return int(self._reader.metadata.num_rows)
         from pyarrow import dataset, fs
@@ -59,13 +59,13 @@ class ParquetTable:
             if self.schema.names.count(name) != 1:
                 raise DataError(
                     "missing_column",
-                    f"{self.path} must have one column {name!r}, "
+                    f"{self.path} must have exactly one column {name!r}, "
                     f"but has {', '.join(map(repr, self.schema.names))}",
                 )
         return wanted
 
     def batches(self, values: int) -> Iterator[pa.RecordBatch]:
-        """Yield its rows in batches of at most about so many numbers, whatever their types."""
+        """Yield the rows in batches of at most about ``values`` numbers, whatever their types."""
         with self._damage_as_data_error():
             if self.is_parquet:
                 rows = max(1, values // self._width())
@@ -78,7 +78,7 @@ class ParquetTable:
                     yield batch.slice(start, rows)
 
     def _width(self) -> int:
-        """Estimate the numbers in a row of a parquet file, from the first rows and the sizes."""
+        """Estimate the numbers per row of a parquet file from its first rows and its sizes."""
         first = next(self._reader.iter_batches(batch_size=FIRST_ROWS), None)
         metadata = self._reader.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -164,7 +164,7 @@ def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
 
 @contextmanager
 def locate_errors(path: Path, first: int) -> Iterator[None]:
-    """Let errors in the block name this file, and count rows from ``first`` on."""
+    """Make errors in the block name this file and count rows from ``first``."""
     try:
         yield
     except DataError as error:
@@ -176,12 +176,12 @@ def locate_errors(path: Path, first: int) -> Iterator[None]:
 
 
 def numbers_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Array:
-    """Return the numbers (n, k) of a list column or several columns, or (n,) of a plain one."""
+    """Return the numbers (n, k) of a list column or several columns, or (n,) of a plain column."""
     return as_array(batch.select([*columns]), " and ".join(columns))
 
 
 def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa.RecordBatch:
-    """Return a batch with more columns; rows of numbers become lists of a fixed size."""
+    """Return a batch with added columns; rows of numbers become lists of a fixed size."""
     pa = _pyarrow()
     columns: list[Any] = [] if batch is None else [*batch.columns]
     fields: list[Any] = [] if batch is None else [*batch.schema]

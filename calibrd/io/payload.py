@@ -1,6 +1,6 @@
-"""The bytes of a dataset to upload, in pieces that are hashed and sent without a copy.
+"""The bytes of a dataset to upload, in pieces that are hashed and sent without copying.
 
-Data are sent as safetensors, or as npz if there are segments, which safetensors cannot hold.
+Data is sent as safetensors, or as npz if there are segments, which safetensors cannot hold.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Payload:
 
 
 def pack_dataset(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payload:
-    """Pack values, labels and segments, checked as the service checks them."""
+    """Check values, labels and segments as the service does, and pack them."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     checked = checked_set(array, truth, kind, segments)
     if array.dtype.kind != "f" or array.itemsize > 8:
@@ -101,13 +101,13 @@ def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
 
 
 class _Pieces:
-    """A write-only file that keeps its pieces without a copy."""
+    """A write-only file that keeps its pieces without copying."""
 
     def __init__(self) -> None:
         self.written: list[memoryview] = []
 
     def write(self, data: bytes | memoryview) -> int:
-        """Keep these bytes."""
+        """Keep the bytes."""
         self.written.append(memoryview(data))
         return self.written[-1].nbytes
 

@@ -35,7 +35,7 @@ class RowBlock(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """A file to read: its columns, those that hold the numbers, and blocks of its rows."""
+    """A file to read: its columns, the columns that hold the numbers, and blocks of its rows."""
 
     path: Path
     rows: int
@@ -71,20 +71,20 @@ def check_names_free(added: Iterable[str], held: Collection[str]) -> None:
     if taken:
         raise DataError(
             "name_taken",
-            f"the source already has {taken[0]!r}: choose another output (--output-column)",
+            f"the source already has {taken[0]!r}: choose another output name (--output-column)",
         )
 
 
 def check_ending(path: Path) -> None:
-    """Raise DataError for a file whose name has no known ending."""
+    """Raise DataError for a file with an unknown extension."""
     if path.suffix.lower() not in ENDINGS:
         raise DataError("unknown_format", f"{path} must end in one of {', '.join(ENDINGS)}")
 
 
 def check_folder(target: Path) -> None:
-    """Raise OSError if the target is a folder, or in none."""
+    """Raise OSError if the target is a folder, or its folder does not exist."""
     if target.is_dir():
-        raise IsADirectoryError(21, "is a folder: name a file in it", str(target))
+        raise IsADirectoryError(21, "is a folder: give the path of a file", str(target))
     if not target.parent.is_dir():
         raise FileNotFoundError(2, f"there is no folder {target.parent}", str(target))
 
@@ -96,7 +96,7 @@ def open_source(
     columns: Sequence[str] | None,
     find_segments: Callable[[Sequence[str]], str | None] = lambda names: None,
 ) -> Iterator[RowSource]:
-    """Open a file to read; its numbers are in ``columns``, by default the one named ``kind``.
+    """Open a file to read; its numbers are in ``columns``, by default the column ``kind``.
 
     ``find_segments`` returns which of its arrays or columns holds segments, if any.
     """
@@ -120,8 +120,8 @@ def open_source(
             if named.shape[0] != rows.shape[0]:
                 raise DataError(
                     "segments_length",
-                    f"{path}: {kind} have {rows.shape[0]} rows "
-                    f"but {segments} have {named.shape[0]}",
+                    f"{path}: there are {rows.shape[0]} rows "
+                    f"but {named.shape[0]} segments in {segments!r}",
                 )
             pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
             found = (RowBlock(values, None, names) for values, names in pairs)
@@ -142,7 +142,7 @@ def _blocks_of_table(
 
 @contextmanager
 def atomic_target(target: Path) -> Iterator[Path]:
-    """Yield a file beside the target that replaces it when the block succeeds."""
+    """Yield a file next to the target, which it replaces if the block succeeds."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
@@ -172,7 +172,7 @@ def open_target(
             if kept:
                 npy_files.copy_arrays(source.path, archive, kept)
     else:
-        # each row group of parquet has its own dictionary, an arrow file has only one
+        # each row group of parquet has its own dictionary, but an arrow file has only one
         plain = (
             ending in parquet_files.ARROW and source.path.suffix.lower() in parquet_files.PARQUET
         )
@@ -196,7 +196,7 @@ def _rows_into(file: IO[bytes], rows: int) -> Write:
 
 def _single(added: Mapping[str, Array]) -> Iterable[Array]:
     if len(added) != 1:
-        raise DataError("no_columns", f"{', '.join(added)} need a target with columns")
+        raise DataError("no_columns", f"{', '.join(added)} need a table as the target")
     return added.values()
 
 

@@ -19,7 +19,7 @@ from calibrd.api.references import Reference
 from calibrd.transport.disk_cache import Cache, CacheEntry, write_atomically
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# a writer names a map's bytes in an entry well within this time
+# a writer adds the entry for a map's bytes well within this time
 SWEPT_AFTER_SECONDS = 3600.0
 
 _log = logging.getLogger("calibrd")
@@ -44,7 +44,7 @@ class LoadedMap:
 class MapCache:
     """Maps on disk: an entry for each reference, and the bytes under their hash.
 
-    Other processes may use the folder at the same time. Bytes whose hash is not that of the entry
+    Other processes may use the folder at the same time. Bytes whose hash does not match the entry
     count as missing.
     """
 
@@ -62,7 +62,7 @@ class MapCache:
         except (OSError, ValueError):
             return None
         if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-            _log.info("the cached map of %s is damaged and not used", reference)
+            _log.info("the cached map of %s is damaged and is not used", reference)
             return None
         try:
             return LoadedMap(**facts, map=archive.load(content))
@@ -93,7 +93,7 @@ class MapCache:
         return self.folder / f"{sha256}.map"
 
     def _sweep(self) -> None:
-        """Remove old files that no entry names, including those of writers that died."""
+        """Remove old files that no entry refers to, including those of writers that died."""
         with contextlib.suppress(OSError):
             old = time.time() - SWEPT_AFTER_SECONDS
             others = [path for path in self.folder.iterdir() if path.suffix != ".json"]
@@ -122,7 +122,7 @@ def _facts(text: str) -> dict[str, Any]:
         } if SHA256.fullmatch(sha256):
             when = datetime.fromisoformat(confirmed)
             if when.tzinfo is None:
-                raise ValueError("a time without a zone")
+                raise ValueError("a time without a time zone")
             return {
                 "number": number,
                 "sha256": sha256,

@@ -1,4 +1,4 @@
-"""Load the map of a reference: alias, version, bytes; only what is not cached is sent."""
+"""Load the map of a reference: alias, version, bytes; only what is not cached is downloaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MapRequest:
         return self.cache.read(self.reference)
 
     def check_model(self, number: int, model: str | None) -> None:
-        """Raise Conflict for a version that was fitted for another model, or for none."""
+        """Raise Conflict for a version that was fitted for another or an unknown model."""
         if self.model in (None, model):
             return
         fitted_for = "an unknown model" if model is None else repr(model)
@@ -49,9 +49,10 @@ class MapRequest:
 
 @dataclass(frozen=True)
 class MapLoader:
-    """Loads the map that a reference points at now; ``options`` go with each of its requests.
+    """Loads the map that a reference points at now; ``options`` apply to each request.
 
-    With ``following``, a version that takes other input than the known one raises InputMismatch.
+    With ``following``, a version that takes different input from the known one raises
+    InputMismatch.
     """
 
     client: ApiBase
@@ -60,7 +61,7 @@ class MapLoader:
     following: bool = False
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
-        """Return the map that is current now; the ``known`` one is not sent again."""
+        """Return the current map; the ``known`` one is not downloaded again."""
         number = yield from self.client.number_at(self.target.reference, **self.options)
         if known is not None and known.number == number:
             response = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
@@ -104,7 +105,7 @@ class MapLoader:
 
 
 def _check_input(known: LoadedMap, version: Version) -> None:
-    """Raise InputMismatch for a version that takes other input than the map in use."""
+    """Raise InputMismatch for a version that takes different input from the map in use."""
     if (version.kind, version.classes) != (known.map.kind, known.map.k):
         raise InputMismatch(
             f"{version.reference} takes {version.kind} of {version.classes} classes, but version "
@@ -118,6 +119,6 @@ def _opened(content: bytes, version: Version) -> CalibrationMap:
     if found != version.map_sha256:
         raise MapDamaged(
             f"the map of {version.reference} arrived with the sha256 {found} ({len(content)} "
-            f"bytes), but the version says {version.map_sha256} ({version.map_bytes} bytes)"
+            f"bytes), but the version has {version.map_sha256} ({version.map_bytes} bytes)"
         )
     return archive.load(content)

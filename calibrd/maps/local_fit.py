@@ -31,12 +31,12 @@ def fit_local(
     device: str = "cpu",
     progress: bool = True,
 ) -> Judged:
-    """Fit a map here as the service would and judge it; return ``(map, report)``.
+    """Fit a map locally as the service would and judge it; return ``(map, report)``.
 
-    Only the map and the report go to the service, with ``client.register(name, *fitted)``. ``kind``
-    says whether the values are "logits" or "probabilities"; ``segments`` name the segment of each
-    row. ``evaluation`` is the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge it
-    on, ``held_out`` the share of the rows to hold out for that; without both, see
+    ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
+    says whether the values are "logits" or "probabilities"; ``segments`` holds the segment of each
+    row. ``evaluation`` is the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge the
+    map on, ``held_out`` the share of the rows to hold out for that; for the default, see
     ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
     (``pip install 'calibrd[train]'``).
 
@@ -51,7 +51,7 @@ def fit_local(
         raise FitError(
             "missing_segments",
             f"the method {recipe.method_needing_segments!r} needs the segment of each row: "
-            "give them as segments=",
+            "pass segments=",
         )
     if evaluation is not None and not isinstance(evaluation, CalibrationSet):
         values, truth, *names = evaluation
@@ -75,7 +75,7 @@ def fit_local(
 def fingerprint(model: str | Path | bytes | bytearray | memoryview) -> str:
     """Return the fingerprint that ties a map to a model: the hash of its file, or of bytes.
 
-    It is the ``model=`` of ``fit``, ``register``, ``load`` and ``predict``. A file is read in
+    Pass it as ``model=`` to ``fit``, ``register``, ``load`` and ``predict``. A file is read in
     pieces. For a module in memory, use ``calibrd.torch.fingerprint``.
 
     >>> fingerprint(b"weights")[:18]

@@ -28,19 +28,19 @@ from calibrd.transport.connection import Connection
 if TYPE_CHECKING:
     from calibrd.client import Client
 
-# the next poll comes soon
+# short, because the next poll comes soon
 RETRY_SECONDS = 2.0
 # no connection is kept open between polls
 HEADERS = {"Connection": "close"}
 AWAY = "away"
-# an alias that has moved to a version that must not be applied here
+# the alias has moved to a version that must not be applied here
 MISMATCH = ("model_mismatch", InputMismatch.code)
 
 _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """Where a local map came from, with its own client to poll the service."""
+    """The source of a local map, with its own client to poll the service."""
 
     def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection
@@ -51,7 +51,7 @@ class MapSource:
         """Return the map that the reference points at now."""
         connection = self.connection
         if self._client is None:
-            from calibrd.client import Client  # a circular import: its calls make local maps
+            from calibrd.client import Client  # a circular import: its calls create local maps
 
             self._client = Client.from_connection(connection)
         options = {
@@ -65,10 +65,10 @@ class MapSource:
 class LocalMap:
     """A map loaded by ``client.load``, applied in this process; it follows its alias.
 
-    It may be shared by threads and survives a fork. While the service is away or refuses, it keeps
-    applying the version it has, and ``problem`` says what is wrong. It does not follow its alias to
-    a version that takes another kind of input or number of classes. A pickle or copy applies the
-    version of that moment and follows nothing; it does not hold the API key.
+    Threads can share it, and it survives a fork. While the service is away or refuses requests, it
+    keeps applying the version it has, and ``problem`` says what is wrong. It does not follow its
+    alias to a version with a different kind of input or number of classes. A pickle or a copy keeps
+    the current version and does not follow the alias; it does not hold the API key.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class LocalMap:
             self._refresher = Refresher(self, refresh)
 
     def apply(self, values: Any, segments: Any = None) -> Floats:
-        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on those.
+        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on them.
 
-        A map of two classes also takes one number for each row, (n,) or (n, 1); a single row of
-        more classes is passed as ``[row]``. ``segments`` (n,) name the segment of each row, for a
-        map that has segments; rows of unknown segments get the map of all rows together, with an
+        A map of two classes also takes one number per row, (n,) or (n, 1); a single row of more
+        classes is passed as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map
+        that has segments; rows of unknown segments get the map fitted on all rows, with an
         UnknownSegments warning.
         """
         if type(values) is not np.ndarray:
@@ -120,9 +120,9 @@ class LocalMap:
         return self._now.map.transform(values, None if segments is None else as_segments(segments))
 
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
+        """Return the lower and upper bounds (n,) of the credible band of each row's confidence.
 
-        Maps of ``additive``, which ``auto`` fits, have one; others raise a DataError.
+        Maps of ``additive``, which ``auto`` fits, have a band; others raise a DataError.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
@@ -165,18 +165,18 @@ class LocalMap:
 
     @property
     def problem(self) -> str | None:
-        """What went wrong in the last poll of the service; None if nothing."""
+        """What went wrong in the last poll of the service; None if it succeeded."""
         return self._problem
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last poll did not confirm the version."""
+        """Whether the last poll failed to confirm the version."""
         return self._problem is not None
 
     def refresh(self) -> bool:
         """Poll the service now; return whether the version has changed.
 
-        Raise what prevents that; the map then stays as it was.
+        If that fails, raise the error; the map then stays as it was.
         """
         source = self._source
         if source is None:
@@ -189,7 +189,7 @@ class LocalMap:
                 if self._source is source:
                     self._note(error)
                 raise
-            if self._source is not source:  # closed meanwhile
+            if self._source is not source:  # closed in the meantime
                 return False
             self._now = found
             self._note(None)
@@ -199,7 +199,7 @@ class LocalMap:
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """Store the present problem, or that there is none, and log each change once."""
+        """Store the current problem, or that there is none, and log each change once."""
         kind = "" if error is None else _kind(error)
         if kind != AWAY and AWAY in self._logged:
             self._logged.remove(AWAY)
@@ -255,14 +255,14 @@ class LocalMap:
         return _detached, (self._reference, now.facts, archive.dump(now.map))
 
     def after_fork(self) -> None:
-        """Replace lock and thread in a forked process."""
+        """Replace the lock and the thread in a forked process."""
         self._lock = threading.Lock()
         if self._refresher is not None:
             self._refresher = Refresher(self, self._refresher.seconds)
 
 
 def map_of(fitted: CalibrationMap | LocalMap) -> CalibrationMap:
-    """Return a map itself; of a loaded one, the map that it applies now."""
+    """Return the map itself; for a LocalMap, the map that it applies now."""
     if isinstance(fitted, LocalMap):
         return fitted.map
     if isinstance(fitted, CalibrationMap):
@@ -272,7 +272,7 @@ def map_of(fitted: CalibrationMap | LocalMap) -> CalibrationMap:
 
 
 def checked_refresh(seconds: float | None) -> None:
-    """Raise ValueError unless it is a polling interval or None."""
+    """Raise ValueError unless ``seconds`` is a polling interval or None."""
     if seconds is not None and not (0 < seconds < math.inf):
         raise ValueError(f"refresh must be a number of seconds above 0, or None, got {seconds!r}")
 
@@ -283,7 +283,7 @@ def _detached(reference: Reference, facts: dict[str, Any], content: bytes) -> Lo
 
 
 def _kind(error: Exception) -> str:
-    """Return a key by which repeated problems are logged once."""
+    """Return the key under which repeated problems are logged only once."""
     if isinstance(error, ServiceAway | ServerError):
         return AWAY
     code = _code(error)

@@ -11,7 +11,7 @@ import traceback
 import weakref
 from typing import Protocol
 
-# so that processes started together do not poll together
+# so that processes started together do not poll at the same time
 JITTER = 0.2
 
 
@@ -19,7 +19,7 @@ class Refreshable(Protocol):
     """An object that can be refreshed."""
 
     def refresh(self) -> bool:
-        """Refresh it once; return whether it has changed."""
+        """Refresh the object once; return whether it has changed."""
 
 
 class ForkAware(Protocol):
@@ -34,7 +34,7 @@ class Refresher:
 
     def __init__(self, owner: Refreshable, seconds: float) -> None:
         self.seconds = seconds
-        # unlike the set of an Event, its put may be called by the garbage collector at any point
+        # unlike Event.set, its put may be called by the garbage collector at any point
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         stop = self._stop
         watched = weakref.ref(owner, lambda _: stop.put(None))
@@ -46,7 +46,7 @@ class Refresher:
         ).start()
 
     def stop(self) -> None:
-        """Stop after a refresh that is under way."""
+        """Stop after a refresh that is in progress."""
         self._stop.put(None)
 
 
@@ -66,8 +66,8 @@ def _refresh_once(watched: weakref.ref[Refreshable]) -> None:
         return
     try:
         owner.refresh()
-    except Exception as error:  # noqa: BLE001 - the owner has noted and logged it
-        # the frames of the error refer to it, and would keep the owner alive
+    except Exception as error:  # noqa: BLE001 - the owner has stored and logged it
+        # the frames of the error refer to the owner and would keep it alive
         traceback.clear_frames(error.__traceback__)
 
 
@@ -75,7 +75,7 @@ _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """Call its ``after_fork`` in every process that is forked from this one."""
+    """Call the owner's ``after_fork`` in every process that is forked from this one."""
     _fork_aware.add(owner)
 
 

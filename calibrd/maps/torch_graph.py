@@ -1,6 +1,6 @@
 """Calibration maps as torch modules, built from the ONNX graph of each map.
 
-Every method that can be exported to ONNX works here; a new operation is a line in OPERATIONS.
+Every method that can be exported to ONNX works here; to add an operation, add a line to OPERATIONS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from calibrd.maps.local_map import LocalMap, map_of
 
 
 class GraphOperation(NamedTuple):
-    """An operation of ONNX in torch: ``run(tensors, numbers, attributes)``.
+    """An ONNX operation in torch: ``run(tensors, numbers, attributes)``.
 
     ``numbers`` are inputs that must be known when the module is built, such as axes; they follow
     the first ``tensors`` inputs (None: all inputs are tensors).
@@ -100,7 +100,7 @@ OPERATIONS: dict[str, GraphOperation] = {
 
 
 class Step(NamedTuple):
-    """A recorded operation; ``to`` of a Cast is a type, or None for that of the input."""
+    """A recorded operation; ``to`` of a Cast is a type, or None for the type of the input."""
 
     operation: str
     tensors: tuple[str, ...]
@@ -118,7 +118,7 @@ class Recorder:
         self.narrow: set[str] = set()
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Add a constant and return its name; float32 ones are used in the type of the input."""
+        """Add a constant and return its name; float32 constants take the type of the input."""
         name = f"constant_{len(self.constants)}"
         floats = np.issubdtype(dtype, np.floating)
         self.constants[name] = np.asarray(value, np.float64 if floats else dtype)
@@ -131,7 +131,8 @@ class Recorder:
         known = OPERATIONS.get(operation)
         if known is None:
             raise ExportError(
-                "unknown_operation", f"calibrd.torch does not know the operation {operation!r} yet"
+                "unknown_operation",
+                f"calibrd.torch does not support the operation {operation!r} yet",
             )
         if operation == "Cast":
             attributes["to"] = _type_of(attributes["to"])
@@ -152,21 +153,21 @@ class Recorder:
 
 
 def _type_of(number: int) -> torch.dtype | None:
-    """Return the type of a Cast; ONNX's float stands for that of the input."""
+    """Return the type of a Cast; ONNX's float stands for the type of the input."""
     types = {FLOAT: None, DOUBLE: torch.float64}
     if number not in types:
-        raise ExportError("unknown_operation", f"calibrd.torch does not know the type {number}")
+        raise ExportError("unknown_operation", f"calibrd.torch does not support the type {number}")
     return types[number]
 
 
 class MapModule(nn.Module):
     """A calibration map on tensors: logits (n, k) in, calibrated probabilities (n, k) out.
 
-    Equal to ``map.apply`` to 1e-6. Its numbers are buffers, so they are in the ``state_dict`` and
-    move with ``to``; they keep their precision under ``half`` and autocast, and the output is
-    float32, or float64 for float64 logits. Gradients flow through. A map that was fitted on
-    probabilities takes those. NaN stays NaN. A module made of a map that follows an alias keeps the
-    version of that moment.
+    It agrees with ``map.apply`` to 1e-6. Its parameters are buffers, so they are in the
+    ``state_dict`` and move with ``to``; they keep their precision under ``half`` and autocast, and
+    the output is float32, or float64 for float64 logits. Gradients flow through. A map that was
+    fitted on probabilities takes probabilities. NaN stays NaN. A module built from a map that
+    follows an alias keeps the version that was current at that time.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> MapModule(TemperatureMap(k=2, temperature=2.0))(torch.tensor([[4.0, 0.0]])).numpy().round(3)
@@ -200,11 +201,11 @@ class MapModule(nn.Module):
         return self._run(rows)
 
     def extra_repr(self) -> str:
-        """Return the details that ``print`` shows of the module."""
+        """Return the details that ``print`` shows for the module."""
         return f"method={self.method!r}, k={self.k}, kind={self.kind!r}"
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Return rows (n, k) of at least float32; a binary model may give one column."""
+        """Return rows (n, k) of at least float32; a binary model may return one column."""
         rows = values.to(torch.promote_types(values.dtype, torch.float32))
         if self.k == 2 and (rows.ndim == 1 or rows.shape[-1] == 1):
             second = rows.reshape(-1, 1)

@@ -1,7 +1,7 @@
-"""Training that follows the model's calibration, recorded as a run of the service.
+"""Training that follows the model's calibration, recorded as a run on the service.
 
-``AdaFocal`` steers a loss and needs torch, as does ``make_loss``, which makes any loss by its name;
-``Monitor`` observes any training and needs only numpy.
+``AdaFocal`` steers a loss and needs torch, as does ``make_loss``, which creates any loss by name;
+``Monitor`` observes training with any loss and needs only numpy.
 Callbacks are in ``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
 """
 

@@ -21,9 +21,10 @@ from calibrd.training.reporting.sessions import Start
 class AdaFocal(Observer):
     """A focal loss that follows the model's calibration, and the run that records it.
 
-    In each validation pass ``observe`` every batch, then ``step``, which updates the gammas of
-    ``loss``. ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``, ``rate``, ...);
-    or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in this process.
+    In each validation pass, call ``observe`` with every batch, then ``step``, which updates the
+    gammas of ``loss``. ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``,
+    ``rate``, ...); or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in
+    this process.
 
     The update runs here, on the statistics of all ranks of torch.distributed; the service records
     and verifies it. Neither a service that is away nor a full disk changes a gamma or stops
@@ -31,8 +32,8 @@ class AdaFocal(Observer):
     this process or the next. The run continues from its last state, from the start with ``fresh``,
     or from the ``state_dict`` of a checkpoint passed as ``resume``. Several ranks without
     torch.distributed pass ``rank``, ``world_size`` and a ``session`` that they share; the service
-    then merges and updates, and a rank without a response within the budget continues with its own
-    statistics until there is one.
+    then merges the statistics and updates the state, and a rank that gets no response within the
+    budget continues with its own statistics until it gets one.
 
     >>> import torch
     >>> steered = AdaFocal(None, run="resnet", rate=10.0)
@@ -62,7 +63,7 @@ class AdaFocal(Observer):
         **settings: Any,
     ) -> None:
         if loss is not None and (settings or ignore_index != IGNORED):
-            raise ValueError("give a loss, or its settings and ignore_index, not both")
+            raise ValueError("pass either a loss, or its settings and ignore_index, not both")
         if not isinstance(loss, AdaFocalLoss | None):
             raise TypeError(f"loss must be an AdaFocalLoss, got {type(loss).__name__}")
         self.loss = AdaFocalLoss(ignore_index=ignore_index, **settings) if loss is None else loss
@@ -88,13 +89,13 @@ class AdaFocal(Observer):
 
     @property
     def state(self) -> AdaFocalState:
-        """The bins and gammas in force."""
+        """The current bins and gammas."""
         return self.loss.state
 
     def step(self) -> Summary:
         """End a validation pass: update the gammas and return the summary of the pass.
 
-        With torch.distributed all ranks call it, and all get the same gammas.
+        With torch.distributed, all ranks must call it, and all get the same gammas.
         """
         statistics = self._merged()
         before = self.loss.state
@@ -111,7 +112,7 @@ class AdaFocal(Observer):
         return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: plain numbers and text."""
+        """Return the state for a checkpoint: plain numbers and strings."""
         return {"run": self.run, "state": self.loss.state.to_dict()}
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
@@ -123,6 +124,7 @@ class AdaFocal(Observer):
         state = AdaFocalState.from_dict(checkpoint_entry(document, "state"))
         if state.settings != self.loss.state.settings:
             raise ValueError(
-                f"the checkpoint has {state.settings}, but this AdaFocal {self.loss.state.settings}"
+                f"the checkpoint has {state.settings}, "
+                f"but this AdaFocal has {self.loss.state.settings}"
             )
         self.loss.state = state

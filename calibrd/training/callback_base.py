@@ -1,6 +1,6 @@
-"""Base of the callbacks: an AdaFocal or a Monitor that is made when training begins.
+"""Base of the callbacks: an AdaFocal or a Monitor that is created when training begins.
 
-Only then are the ranks and the checkpoint known.
+The ranks and the checkpoint are not known before that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 
 class AttachedObserver:
-    """The observer of a callback: made for each training, active during it, closed at its end."""
+    """The observer of a callback: created when training begins, closed when it ends."""
 
     def __init__(self, make: Callable[..., AnyObserver], hint: str) -> None:
         self._make = make
@@ -39,7 +39,7 @@ class AttachedObserver:
         return self._is_on
 
     def begin(self) -> None:
-        """Make the observer at the start of training."""
+        """Create the observer at the start of training."""
         self.observing = self._make(resume=self._checkpoint)
         self._checkpoint = None
         self._is_on = True
@@ -61,7 +61,7 @@ class AttachedObserver:
             raise
 
     def discard(self) -> None:
-        """Discard the observed batches: they were not a validation pass."""
+        """Discard the observed batches, which were not part of a validation pass."""
         if self.observing is not None:
             self.observing.discard()
 
@@ -105,11 +105,11 @@ class CallbackBase:
         )
 
     def _check(self, loss: Loss) -> None:
-        """Raise if the framework cannot train with it."""
+        """Raise if the framework cannot train with the loss."""
 
 
 class SteeringCallback(CallbackBase):
-    """Steers a loss during training; a model can use the loss at once."""
+    """Steers a loss during training; a model can use the loss immediately."""
 
     kind = "adafocal"
     loss: AdaFocalLoss
@@ -130,21 +130,23 @@ class SteeringCallback(CallbackBase):
         if loss is None or isinstance(loss, str):
             steered = make_loss(loss or "adafocal", ignore_index=ignore_index, **settings)
         elif settings or ignore_index != IGNORED:
-            raise ValueError("give a loss, or its settings and ignore_index, not both")
+            raise ValueError("pass either a loss, or its settings and ignore_index, not both")
         else:
             steered = loss
         if not isinstance(steered, AdaFocalLoss):
-            raise ValueError(f"only adafocal and calfocal are steered, got {_name_of(steered)}")
+            raise ValueError(
+                f"loss must be adafocal or calfocal to be steered, got {_name_of(steered)}"
+            )
         self.loss = steered
         options = {"budget": budget, "fresh": fresh, "folder": folder}
         self._attach(AdaFocal, client, run, loss=steered, **options)
 
 
 class MonitoringCallback(CallbackBase):
-    """Monitors a training with any loss.
+    """Monitors training with any loss.
 
-    ``loss`` is a loss of ``make_loss``, or its name with its parameters; it is notified of each
-    epoch's end.
+    ``loss`` is a loss created by ``make_loss``, or its name with its parameters; it is notified at
+    the end of each epoch.
     """
 
     kind = "monitor"
@@ -165,7 +167,7 @@ class MonitoringCallback(CallbackBase):
         if isinstance(loss, str):
             loss = make_loss(loss, ignore_index=ignore_index, **params)
         elif params:
-            raise ValueError(f"{', '.join(params)}: parameters go with the name of a loss")
+            raise ValueError(f"{', '.join(params)} can only be combined with the name of a loss")
         if loss is not None:
             ignore_index = _checked_loss(loss).ignore_index
         self.loss = loss
@@ -177,11 +179,13 @@ class MonitoringCallback(CallbackBase):
 def _checked_loss(loss: Loss) -> Loss:
     """Return a loss; raise ValueError if a monitor cannot use it."""
     if not isinstance(loss, Loss):
-        raise ValueError(f"loss must be a name or a loss of make_loss, got {_name_of(loss)}")
-    inner = getattr(loss, "calibration", loss)  # RefCal's
+        raise ValueError(
+            f"loss must be a name or a loss created by make_loss, got {_name_of(loss)}"
+        )
+    inner = getattr(loss, "calibration", loss)  # of RefCal
     if isinstance(inner, AdaFocalLoss):
         raise ValueError(
-            f"nothing would steer {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
+            f"a monitor cannot steer {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
         )
     return loss
 
@@ -193,7 +197,7 @@ def _name_of(loss: Any) -> str:
 def callback_class(
     module: str, name: str, made: dict[str, type], bases: Callable[[], tuple[type, ...]]
 ) -> type:
-    """Make a callback class with the base classes of a framework, which is loaded only then."""
+    """Create a callback class with the base classes of a framework, which is imported only now."""
     if name not in made:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     about = {"__module__": module, "__doc__": made[name].__doc__}

@@ -14,20 +14,20 @@ from calibrd.training.observer import Ranks
 
 
 class Distributed(Ranks):
-    """The ranks of torch.distributed: rank 0 reports what they have merged."""
+    """The ranks of torch.distributed: rank 0 reports the merged statistics."""
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), decides="trainer")
         self.reports = self.rank == 0
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
-        """Return the sum over all ranks: of integers, so the order makes no difference."""
+        """Return the sum over all ranks; the terms are integers, so their order does not matter."""
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, statistics.to_bytes())
         return sum(map(BinStatistics.from_bytes, parts), BinStatistics.empty())
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the document of rank 0, sent as JSON, in which numbers keep every bit."""
+        """Return the document of rank 0, sent as JSON, which preserves every bit of a number."""
         place = _device()
         text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
         length = torch.tensor([text.size], device=place)
@@ -41,10 +41,12 @@ class Distributed(Ranks):
 
 
 def _device() -> torch.device:
-    """Return where tensors must lie to be sent: with NCCL and its like, on the current device."""
+    """Return the device that tensors must be on to be sent: with NCCL, the current device."""
     if "cpu" in str(dist.get_backend_config()):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()
     if kind is None:
-        raise RuntimeError(f"no device for the backend {dist.get_backend()} of torch.distributed")
+        raise RuntimeError(
+            f"no device found for the torch.distributed backend {dist.get_backend()}"
+        )
     return torch.device(kind.type, torch.accelerator.current_device_index())

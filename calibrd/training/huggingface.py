@@ -1,7 +1,7 @@
 """Callbacks for the Trainer of Hugging Face transformers.
 
-Every evaluation of ``train`` is a step. Checkpoints hold the state as part of the trainer's, and
-``train(resume_from_checkpoint=...)`` continues from it.
+Every evaluation during ``train`` is a step. Checkpoints hold the state as part of the trainer's
+state, and ``train(resume_from_checkpoint=...)`` continues from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Hooks(CallbackBase):
         return f"calibrd-{self.kind}-{self.run}"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Make the observer, now that ranks, device and checkpoint are known."""
+        """Create the observer, now that ranks, device and checkpoint are known."""
         if self.loss is not None:
             self.loss.to(args.device)
         self._attached.load_state_dict(state.stateful_callbacks.get(self._key, {}))
@@ -69,9 +69,9 @@ class _Hooks(CallbackBase):
     def compute_loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Return the loss of a batch, for ``compute_loss_func``; evaluations have no gradients."""
+        """Return the loss of a batch, for ``compute_loss_func``; observe it in evaluations."""
         if self.loss is None:
-            raise ValueError("give a loss: MonitorCallback(..., loss='seca'), for example")
+            raise ValueError("pass a loss, for example MonitorCallback(..., loss='seca')")
         logits = _classes_second(_logits_of(outputs))
         self.loss.train(torch.is_grad_enabled())
         if not self.loss.training:
@@ -79,7 +79,7 @@ class _Hooks(CallbackBase):
         mean: Tensor = self.loss(logits, labels)
         if num_items_in_batch is None:
             return mean
-        # the trainer's batch may be one of several whose gradients are summed
+        # the batch may be one of several whose gradients the trainer sums
         return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
@@ -96,29 +96,29 @@ class _Hooks(CallbackBase):
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
-    """Steers the loss by the evaluations of training; give ``compute_loss`` to the Trainer.
+    """Steers the loss with the evaluations during training; pass ``compute_loss`` to the Trainer.
 
     ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. Arguments are
     those of ``calibrd.training.AdaFocal``. There is one label for each row of logits, as in
-    classification of sequences, images or tokens (not shifted, as in language modelling).
+    classification of sequences, images or tokens (labels are not shifted as in language modelling).
     """
 
-    hint = "give Trainer(..., compute_loss_func=callback.compute_loss)"
+    hint = "use Trainer(..., compute_loss_func=callback.compute_loss)"
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
         self._attached.observe(logits, labels)
 
 
 class _Monitor(MonitoringCallback, _Hooks):
-    """Streams the calibration of every evaluation of a training with any loss.
+    """Streams the calibration of every evaluation, for training with any loss.
 
     ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
-    those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with its
-    parameters: then pass ``compute_loss_func=callback.compute_loss`` as well. Losses that learn
-    over the epochs start over when a training is resumed.
+    those of ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``, with its
+    parameters: if you use it, pass ``compute_loss_func=callback.compute_loss`` as well. Losses that
+    learn over the epochs start over when training is resumed.
     """
 
-    hint = "give Trainer(..., compute_metrics=callback.compute_metrics)"
+    hint = "use Trainer(..., compute_metrics=callback.compute_metrics)"
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """Observe an evaluation; return its ECE, AdaECE, NLL, accuracy and confidence."""
@@ -136,7 +136,7 @@ def _first(values: Any) -> Any:
 
 
 def _logits_of(outputs: Any) -> Tensor:
-    """Return the logits of a model's output, which has no loss: it was called without labels."""
+    """Return the logits in a model's output, which has no loss: it was called without labels."""
     if isinstance(outputs, dict):
         found: Tensor = outputs["logits"]
         return found
@@ -145,7 +145,7 @@ def _logits_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(logits: Any) -> Any:
-    """Turn a model's (n, tokens, k) into the (n, k, tokens) of losses."""
+    """Turn a model's (n, tokens, k) into the (n, k, tokens) that losses take."""
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 

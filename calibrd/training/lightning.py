@@ -26,7 +26,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 
 def bases() -> tuple[type, ...]:
-    """Return the Callback classes of the packages that are loaded, or else of those installed."""
+    """Return the Callback classes of the imported packages, or else of the installed ones."""
     loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
@@ -42,7 +42,7 @@ class _Hooks(CallbackBase):
     hint = HINT
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the observer, now that ranks and checkpoint are known."""
+        """Create the observer, now that ranks and checkpoint are known."""
         self._attached.begin()
 
     def on_validation_batch_end(
@@ -86,17 +86,18 @@ class _Hooks(CallbackBase):
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
-    """Steers ``callback.loss``, which the module trains with, by its validation passes.
+    """Steers ``callback.loss``, which the module trains with, using its validation passes.
 
     Arguments are those of ``calibrd.training.AdaFocal``.
     """
 
 
 class _Monitor(MonitoringCallback, _Hooks):
-    """Streams the calibration of every validation pass, of a module with any loss.
+    """Streams the calibration of every validation pass, for a module with any loss.
 
-    Arguments are those of ``calibrd.training.Monitor``, and ``loss``, a name of ``make_loss``, with
-    its parameters: the module trains with ``callback.loss``, which is notified of each epoch's end.
+    Arguments are those of ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``,
+    with its parameters: the module trains with ``callback.loss``, which is notified at the end of
+    each epoch.
     """
 
 

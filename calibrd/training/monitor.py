@@ -60,7 +60,7 @@ class Monitor(Observer):
         self._note_checkpoint(resume)
 
     def step(self) -> Summary:
-        """End a validation pass and return its summary, over all ranks known here."""
+        """End a validation pass and return its summary, over all ranks that communicate."""
         statistics = self._merged()
         before = Start(self.steps)
         self.steps += 1
@@ -82,5 +82,5 @@ def _step_in(checkpoint: object) -> int:
     """Return the step of a monitor's checkpoint; raise ValueError if it has none."""
     step = checkpoint_entry(checkpoint, "step")
     if not isinstance(step, int) or step < 0:
-        raise ValueError(f"a checkpoint's step must be a whole number of 0 or more, got {step!r}")
+        raise ValueError(f"a checkpoint's step must be a non-negative integer, got {step!r}")
     return step

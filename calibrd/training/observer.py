@@ -1,6 +1,6 @@
 """Observe validation passes and report them as a run: the base of AdaFocal and Monitor.
 
-Each row of a pass is reduced to three numbers, on its device; then rows are counted.
+Each row of a pass is reduced to three numbers on its device; then the rows are counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("calibrd")
 class Ranks:
     """One process, or one of several that communicate only through the service.
 
-    A subclass has ranks that communicate; all of them must then call its methods together.
+    A subclass has ranks that communicate directly; all of them must call its methods together.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, *, decides: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Ranks:
 
 
 class Observer:
-    """One job of a run, in the process that made it; copies can neither observe nor step."""
+    """One job of a run, in the process that created it; copies can neither observe nor step."""
 
     kind: Kind
 
@@ -95,8 +95,8 @@ class Observer:
         self._ranks = ranks_of(rank, world_size, checked_session(session))
         if client is None and self._ranks.decides == "service":
             raise ValueError(
-                "client must be given with ranks: without a service, ranks agree on a state only "
-                "through torch.distributed"
+                "client is required with rank= and world_size=: without a service, ranks agree on "
+                "a state only through torch.distributed"
             )
         self._reporter: Reporter | None = None
         self._is_closed = False
@@ -129,7 +129,7 @@ class Observer:
     def close(self) -> None:
         """Send what can be sent within the budget; the next process sends the rest.
 
-        All ranks call it; a later step of any rank is an error.
+        All ranks must call it; a later step on any rank is an error.
         """
         self._is_closed = True
         if self._reporter is not None and self._process == os.getpid():
@@ -151,18 +151,18 @@ class Observer:
         return {**vars(self), "_process": None, "_reporter": None, "_ranks": Ranks()}
 
     def _merged(self) -> BinStatistics:
-        """Return the statistics of all ranks; raise the same error on all if there are no rows."""
+        """Return the merged statistics of all ranks; raise on every rank if there are no rows."""
         self._check_is_here()
         if self._is_closed:
             raise RuntimeError(f"the {type(self).__name__} of {self.run!r} is closed")
         if self._is_found and type(self._ranks) is Ranks and is_distributed():
             raise RuntimeError(
-                f"{type(self).__name__} was made before torch.distributed was in use: make it "
-                "after init_process_group"
+                f"{type(self).__name__} was created before torch.distributed was initialised: "
+                "create it after init_process_group"
             )
         merged = self._ranks.merged(self._observed.total())
         if not merged.rows:
-            raise DataError("empty", "no row was observed: call observe before step")
+            raise DataError("empty", "no rows were observed: call observe before step")
         self._observed = RunningStatistics()
         return merged
 
@@ -197,13 +197,13 @@ class Observer:
     def _note_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         other = (checkpoint or {}).get("run", self.run)
         if other != self.run:
-            _log.warning("%s: continuing from a checkpoint of another run, %s", self.run, other)
+            _log.warning("%s: continuing from a checkpoint of a different run, %s", self.run, other)
 
     def _check_is_here(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                f"this is a copy of the {type(self).__name__}, or in a forked process: only the "
-                "original, in its own process, can observe and step"
+                f"this {type(self).__name__} is a copy, or in a forked process: only the original, "
+                "in its own process, can observe and step"
             )
 
 
@@ -231,20 +231,20 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
         stated = os.environ.get("WORLD_SIZE", "1")
         if stated not in ("", "1"):
             raise RuntimeError(
-                f"WORLD_SIZE is {stated}, but torch.distributed is not in use yet: call "
-                "init_process_group first, or give rank=, world_size= and session="
+                f"WORLD_SIZE is {stated}, but torch.distributed is not initialised yet: call "
+                "init_process_group first, or pass rank=, world_size= and session="
             )
         return Ranks()
     if rank is None or world_size is None:
-        raise ValueError("rank and world_size must be given together, or neither")
+        raise ValueError("pass both rank= and world_size=, or neither")
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(
             f"rank must lie in 0..world_size-1, got rank={rank} and world_size={world_size}"
         )
     if world_size > 1 and session is None:
         raise ValueError(
-            "session must be given with rank= and world_size=: a name that all ranks share and no "
-            "earlier job of this run has used, such as the scheduler's job id"
+            "session is required with rank= and world_size=: pass a name that all ranks share and "
+            "no earlier job of this run has used, such as the scheduler's job id"
         )
     return Ranks(rank, world_size)
 
@@ -274,7 +274,7 @@ class RunningStatistics:
 
 
 def reduce_rows(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
-    """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers a row.
+    """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers per row.
 
     Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
     Tensors are reduced on their own device; anything else is converted to numpy.

@@ -29,5 +29,5 @@ class Backoff:
         return random.uniform(seconds / 2, seconds)  # noqa: S311 - no secret
 
     def reset(self) -> None:
-        """Start again with the first pause, after a try that succeeded."""
+        """Start again with the first pause, after a successful try."""
         self._next = self._first

@@ -34,7 +34,7 @@ PART_BYTES = 1 << 23
 SMALLEST_PART = 1 << 10
 # errors after which the request has certainly not arrived
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# errors that a retry would meet again
+# errors that a retry would run into again
 HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
 
@@ -58,13 +58,13 @@ class Connection:
         retry_seconds: float,
         part_bytes: int = PART_BYTES,
     ) -> Connection:
-        """Make a connection from the arguments, or else from the environment."""
+        """Create a connection from the arguments, or else from the environment."""
         found = _first(url, os.environ.get("CALIBRD_URL"), DEFAULT_URL).rstrip("/")
         _check_url(found)
         key = _first(api_key, os.environ.get("CALIBRD_API_KEY")) or None
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
             raise ValueError(
-                "api_key must be one word of ASCII characters such as cal_..., but this one is not"
+                "api_key must be printable ASCII without spaces, such as cal_..., but is not"
             )
         if timeout <= 0 or retry_seconds < 0:
             raise ValueError(
@@ -108,9 +108,10 @@ class Connection:
     ) -> Flow[Response]:
         """Send a request, with retries; return the response, or raise the error in it.
 
-        Failures of the network and of parts of the service are retried for ``retry_seconds``
+        Network failures and temporary failures of the service are retried for ``retry_seconds``
         with growing random pauses, if the request is ``repeatable`` or cannot have arrived. If it
-        may have arrived and is not repeatable, ``check_hint`` says how to see whether it was done.
+        may have arrived and is not repeatable, ``check_hint`` says how to find out whether it
+        succeeded.
         Responses with a status in ``also`` are returned, not raised.
         """
         limit = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -178,7 +179,7 @@ def _is_passing(error: CalibrdError) -> bool:
 
 
 def path(*parts: object) -> str:
-    """Return a path of the service; its parts are escaped and cannot lead elsewhere.
+    """Return a path of the service; its parts are escaped and cannot change the route.
 
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
@@ -199,7 +200,7 @@ def drop_none(**values: Any) -> Mapping[str, Any]:
 
 
 def _first(*texts: str | None) -> str:
-    """Return the first text that is not blank."""
+    """Return the first string that is not blank."""
     return next((text.strip() for text in texts if text and text.strip()), "")
 
 
@@ -210,13 +211,13 @@ def _check_url(url: str) -> None:
     except ValueError:
         named = False
     if not named or any(character.isspace() for character in url):
-        raise ValueError(f"url must be like http://127.0.0.1:8000 or https://..., got {url!r}")
+        raise ValueError(f"url must look like http://127.0.0.1:8000 or https://..., got {url!r}")
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise ValueError("url must be an address without user, query or fragment")
+        raise ValueError("url must not contain a user, a query or a fragment")
 
 
 def _host_of(url: object) -> str:
-    """Return the host of a store; raise NotCalibrd if the service has named none."""
+    """Return the host of a store; raise NotCalibrd if the URL is not valid."""
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -224,11 +225,11 @@ def _host_of(url: object) -> str:
             return parts.netloc
     except (ValueError, httpx.InvalidURL):
         pass
-    raise NotCalibrd(f"the response has no URL to send a part to, but {str(url)[:100]!r}")
+    raise NotCalibrd(f"the response has no URL to send a part to, got {str(url)[:100]!r}")
 
 
 def _maybe_done(check_hint: str) -> str:
-    return f"it may or may not have been done{f': {check_hint}' if check_hint else ''}"
+    return f"it may or may not have succeeded{f': {check_hint}' if check_hint else ''}"
 
 
 def _message(error: httpx.RequestError) -> str:

@@ -21,32 +21,32 @@ _log = logging.getLogger("calibrd")
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A small file, written whole or not at all."""
+    """A small file that is written atomically."""
 
     path: Path
 
     def read(self) -> str | None:
-        """Return its text, or None if it cannot be read."""
+        """Return the text of the file, or None if it cannot be read."""
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
 
     def write(self, text: str) -> None:
-        """Replace it; a failure is only logged, as it is only a cache."""
+        """Replace the file; a failure is only logged, because this is a cache."""
         try:
             write_atomically(self.path, text.encode())
         except OSError as error:
             _log.info("cannot cache %s: %s", self.path, error)
 
     def forget(self) -> None:
-        """Remove it."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
 
 class Cache:
-    """The folder of one service and one key: keys do not share what they have loaded."""
+    """The cache folder of one service and one key: keys do not share cached data."""
 
     def __init__(self, connection: Connection) -> None:
         identity = f"{connection.url}\n{connection.api_key or ''}"
@@ -59,7 +59,7 @@ class Cache:
 
 
 def cache_folder() -> Path:
-    """Return CALIBRD_CACHE_DIR, or where this system keeps caches."""
+    """Return CALIBRD_CACHE_DIR, or this system's cache folder."""
     path = os.environ.get("CALIBRD_CACHE_DIR")
     return Path(path) if path else platformdirs.user_cache_path("calibrd", ensure_exists=False)
 
@@ -78,7 +78,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def locked(path: Path) -> IO[bytes] | None:
-    """Lock a file and return it open, or None if a living process has locked it.
+    """Lock a file and return it open, or None if a live process has locked it.
 
     The lock ends when the file is closed. Raise FileNotFoundError if there is no such file.
     """

@@ -38,7 +38,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Response:
-    """A response, read whole; header names are in lower case."""
+    """A response, read completely; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,23 +47,23 @@ class Response:
 
 @dataclass(frozen=True)
 class Pause:
-    """A wait of some seconds."""
+    """A wait of ``seconds``."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work for a core or a disk, which must not block an event loop."""
+    """CPU or disk work, which must not block an event loop."""
 
     do: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Together:
-    """Flows to run concurrently, at most ``at_once``; gives their results in order.
+    """Flows to run concurrently, at most ``at_once`` at a time; the results are in order.
 
-    When one fails, those that have not started are skipped and its error is raised.
+    If a flow fails, those that have not started are skipped and its error is raised.
     """
 
     flows: Sequence[Callable[[], Flow[Any]]]
@@ -113,10 +113,10 @@ class Call(Protocol[P, R]):
 
 
 def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
-    """Make a flow a method of both clients: one blocks, the other is awaited.
+    """Turn a flow into a method of both clients: one blocks, the other is awaited.
 
-    The method is a plain function, which inspect, help and mock support; ``run`` of the client
-    decides what it returns.
+    The method is a plain function, which inspect, help and mock support; the client's ``run``
+    determines what it returns.
     """
 
     @functools.wraps(flow)
@@ -137,7 +137,7 @@ def _signature(flow: Callable[..., Any]) -> inspect.Signature:
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the line outside of this package that made the call."""
+    """Warn at the line outside this package that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == "calibrd":
         level, frame = level + 1, frame.f_back

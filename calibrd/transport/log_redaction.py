@@ -23,7 +23,7 @@ def unlogged() -> Iterator[None]:
 
 
 def keep_out_of_logs() -> None:
-    """Make ``unlogged`` work: httpx logs the URL of every request."""
+    """Install the filter that ``unlogged`` needs: httpx logs the URL of every request."""
     logging.getLogger("httpx").addFilter(_without_query)
 
 

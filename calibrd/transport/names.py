@@ -6,7 +6,7 @@ import re
 from typing import NewType
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# of fits, datasets, keys and sessions
+# ids of fits, datasets, keys and sessions
 ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from calibrd.errors import NotCalibrd
 
 MEGABYTE = 1 << 20
-# most responses are JSON; calls that need more say how much
+# most responses are JSON; calls that need more set their own limit
 MAX_BYTES = 64 * MEGABYTE
 MAX_MAP_BYTES = 1 << 30
 ACCEPTED = "gzip"
@@ -55,5 +55,5 @@ class Body:
 
     def _too_long(self) -> NotCalibrd:
         return NotCalibrd(
-            f"the response is longer than this call allows, {self._max_bytes:,} bytes"
+            f"the response is longer than the {self._max_bytes:,} bytes that this call allows"
         )

@@ -56,7 +56,7 @@ def array_of(response: Response) -> NDArray[Any]:
         read_header = HEADERS[npy.read_magic(file)]
         shape, _, dtype = read_header(file)
         if math.prod(shape) * dtype.itemsize != len(response.content) - file.tell():
-            raise ValueError("its header states another size")
+            raise ValueError("its header states a different size")
         file.seek(0)
         return np.asarray(npy.read_array(file, allow_pickle=False))
     except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError) as error:
@@ -65,7 +65,7 @@ def array_of(response: Response) -> NDArray[Any]:
 
 
 def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
-    """Return a record of the service's JSON, with ``more`` fields that are already parsed."""
+    """Return a record from the service's JSON, with ``more`` fields that are already parsed."""
     try:
         return read(kind, document, **more)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -96,7 +96,7 @@ def page_of(kind: type[Record], response: Response) -> tuple[list[Record], str |
 
 
 def seconds_to_wait(response: Response) -> float:
-    """Return the seconds to wait by Retry-After, which holds seconds or a date."""
+    """Return the seconds to wait according to Retry-After, which holds seconds or a date."""
     value = response.headers.get("retry-after", "")
     try:
         return max(0.0, float(value) if value.strip().isdigit() else _seconds_until(value))
@@ -129,7 +129,7 @@ def error_of(response: Response) -> Refused | NotCalibrd | None:
 
 
 def _without_problem(response: Response) -> Refused | NotCalibrd:
-    """Return the error of a response without a problem: to a HEAD, or by a proxy."""
+    """Return the error of a response without a problem document: to HEAD, or from a proxy."""
     request_id = response.headers.get("x-request-id")
     if response.status >= 500 or response.status == TOO_MANY or request_id is not None:
         code = f"status_{response.status}"
@@ -139,5 +139,5 @@ def _without_problem(response: Response) -> Refused | NotCalibrd:
         )
     shown = response.content[:SHOWN].decode("utf-8", "replace")
     return NotCalibrd(
-        f"what answers here is not a calibrd service: status {response.status}, {shown!r}"
+        f"this is not a calibrd service: it responded with status {response.status}, {shown!r}"
     )

@@ -26,7 +26,7 @@ def check_key(key: str | None) -> str | None:
 def answered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the stored response to an equal request with this key; None if it is new."""
+    """Return the stored response to an equal request with this key; None if there is none."""
     found = None if key is None else store.idempotency.find(principal.workspace, key)
     if found is None:
         return None
@@ -52,7 +52,7 @@ def keep(
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):
         raise Conflict(
             "idempotency_key_in_use",
-            "a request with this Idempotency-Key was answered meanwhile: send it again",
+            "a request with this Idempotency-Key was answered in the meantime: send it again",
         )
 
 

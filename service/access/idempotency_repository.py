@@ -21,7 +21,7 @@ class Idempotency(Repository):
         return None if row is None else (row[0], row[1])
 
     def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> bool:
-        """Store a response; return False if there is one for this key."""
+        """Store a response; return False if this key already has one."""
         row = {
             "workspace": workspace,
             "key": key,
@@ -33,7 +33,7 @@ class Idempotency(Repository):
         return self._one_if_unique(dict, inserted) is not None
 
     def forget(self, older_than: float, limit: int = DELETE_BATCH) -> int:
-        """Delete up to ``limit`` responses older than some seconds; return how many."""
+        """Delete up to ``limit`` responses older than ``older_than`` seconds; return how many."""
         place = (idempotency.c.workspace, idempotency.c.key)
         old = select(*place).where(idempotency.c.created_at < now() - older_than).limit(limit)
         return self._execute(delete(idempotency).where(tuple_(*place).in_(old)))

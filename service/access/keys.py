@@ -25,7 +25,7 @@ DEFAULT_SCOPE = Scope.PREDICT
 MAX_DAYS = 36500
 MAX_GRACE_HOURS = 8760
 LONGEST_NAME = 100
-MAX_KEYS = 1000  # valid keys of a workspace; as many ended ones are kept
+MAX_KEYS = 1000  # valid keys of a workspace; the same number of ended keys is kept
 
 
 class NewKey(NamedTuple):
@@ -36,7 +36,7 @@ class NewKey(NamedTuple):
 
 
 def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace:
-    """Return the workspace of this name; with ``make``, create it if it does not exist."""
+    """Return the workspace with this name; with ``make``, create it if it does not exist."""
     found = store.keys.workspace_named(name)
     if found is not None:
         return found
@@ -53,18 +53,18 @@ def create(
     The very first key ends open access, so it must be able to create others.
     """
     if not scopes:
-        raise Invalid("no_scopes", f"a key needs at least one scope of {', '.join(Scope)}")
+        raise Invalid("no_scopes", f"a key needs at least one scope: {', '.join(Scope)}")
     if not (0 < len(name) <= LONGEST_NAME and is_readable(name)):
         raise Invalid(
             "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
         )
     if days is not None and not 0 < days <= MAX_DAYS:
-        raise Invalid("bad_days", f"a key is valid for more than 0 and at most {MAX_DAYS} days")
+        raise Invalid("bad_days", f"days must be more than 0 and at most {MAX_DAYS}")
     if Scope.ADMIN not in scopes and store.keys.count() == 0:
         raise Conflict(
             "first_key_needs_admin",
-            "the first key needs the scope admin: it ends access without keys, and nobody could "
-            "create another one",
+            "the first key must have the scope admin: once a key exists, access without one ends, "
+            "and nobody else could create keys",
         )
     _make_room(store, workspace)
     id, secret = secrets.token_hex(6), secrets.token_hex(24)
@@ -81,12 +81,12 @@ def create(
 
 def _make_room(store: Store, workspace: str) -> None:
     """Delete keys that ended long ago; raise Conflict if too many valid ones remain."""
-    store.keys.lock_workspace(workspace)  # else two callers could both create the last one
+    store.keys.lock_workspace(workspace)  # otherwise two callers could both create the last one
     store.keys.forget_ended(workspace, MAX_KEYS)
     if store.keys.count_live(workspace) >= MAX_KEYS:
         raise Conflict(
             "too_many_keys",
-            f"this workspace has {MAX_KEYS} valid keys, the maximum: revoke some that are not used",
+            f"this workspace has {MAX_KEYS} valid keys, which is the limit: revoke unused ones",
             limit=MAX_KEYS,
         )
 
@@ -123,9 +123,9 @@ def is_last_admin(store: Store, workspace: str, id: str) -> bool:
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """Create a key like an old one, valid as long from now; the old one ends after the grace."""
+    """Create a copy of a key, valid for as long from now; the old key ends after the grace time."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
-        raise Invalid("bad_grace", f"the grace time is 0 to {MAX_GRACE_HOURS} hours")
+        raise Invalid("bad_grace", f"the grace time must be 0 to {MAX_GRACE_HOURS} hours")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Conflict("key_is_final", "a key that was revoked or has expired cannot be rotated")
@@ -154,7 +154,7 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Reload the keys of workspaces that have changed, and store which were used."""
+        """Reload the keys of workspaces that have changed, and store when keys were last used."""
         with self._lock:
             with self._database.read() as store:
                 states = store.keys.states()
@@ -189,7 +189,7 @@ class KeyRing:
 
     @property
     def anyone(self) -> Principal:
-        """The caller where no keys are needed."""
+        """The caller if no keys are needed."""
         if self._anyone is None:
             raise Unavailable("not_ready", "the service is starting: try again")
         return self._anyone
@@ -224,7 +224,7 @@ class KeyRing:
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:
-            raise Unauthenticated("key_required", "a key is required since the first was created")
+            raise Unauthenticated("key_required", "a key is required, because keys exist now")
 
 
 def actor_of(key: Key) -> str:

@@ -10,16 +10,16 @@ class Scope(StrEnum):
     """What a key may do; every key may read calibrators, versions, reports and runs."""
 
     PREDICT = "predict"  # apply maps over HTTP
-    FIT = "fit"  # upload datasets, start and cancel fits, register versions, run trainings
+    FIT = "fit"  # upload datasets, start and cancel fits, register versions, report runs
     PROMOTE = "promote"  # move aliases, edit tags and descriptions
-    ADMIN = "admin"  # all of these, and keys and metrics
+    ADMIN = "admin"  # all of the above, and manage keys and read metrics
 
 
 @dataclass(frozen=True)
 class Principal:
     """The caller of a request: its workspace, and its name in histories.
 
-    ``key`` is the id of the key that was sent; None where none is needed.
+    ``key`` is the id of the key that was sent; None if none is needed.
     """
 
     workspace: str

@@ -12,8 +12,8 @@ from service.storage.store import Store
 class Quota:
     """The maximum bytes of one workspace: datasets, versions and runs together.
 
-    Without a number it is a share of the disk of ``folder``; without a folder, because the
-    bytes go to a bucket, there is no limit.
+    If ``most_bytes`` is 0, the limit is a share of the disk of ``folder``; without a folder,
+    because the bytes go to a bucket, there is no limit.
     """
 
     def __init__(self, most_bytes: int, folder: Path | None) -> None:
@@ -22,17 +22,23 @@ class Quota:
         if not most_bytes and folder is not None:
             self._most_bytes = share_of_disk(folder)
 
-    def check(self, store: Store, workspace: str, more: int = 0) -> None:
-        """Raise unless a workspace may store ``more`` bytes and the disk has room."""
+    def check(
+        self, store: Store, workspace: str, more: int = 0, *, is_promotion: bool = False
+    ) -> None:
+        """Raise unless a workspace may store ``more`` bytes and the disk has room.
+
+        Promotions may exceed the limit by a tenth: a full workspace must not block a release.
+        """
         if self._folder is not None:
             check_free(self._folder)
         if self._most_bytes is None:
             return
         stored = store.keys.stored_bytes(workspace)
-        if stored + more > self._most_bytes:
+        reserve = self._most_bytes // 10 if is_promotion else 0
+        if stored + more > self._most_bytes + reserve:
             raise TooLarge(
                 "workspace_full",
                 f"this workspace stores {stored} bytes, and this would exceed its limit of "
-                f"{self._most_bytes}: delete datasets, or have max_workspace_bytes raised",
+                f"{self._most_bytes}: delete datasets, or raise max_workspace_bytes",
                 limit=self._most_bytes,
             )

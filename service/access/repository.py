@@ -18,11 +18,11 @@ class Keys(Repository):
     """Workspaces and their keys."""
 
     def workspace_named(self, name: str) -> Workspace | None:
-        """Return the workspace of this name."""
+        """Return the workspace with this name."""
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
 
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
-        """Return those of the ids that are workspaces."""
+        """Return the ids that belong to workspaces."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:
@@ -41,7 +41,7 @@ class Keys(Repository):
         )
 
     def lock_workspace(self, id: str) -> None:
-        """Lock a workspace for checks of its limits until the transaction ends."""
+        """Lock a workspace until the transaction ends, to check its limits."""
         # not FOR UPDATE, which would block every new row of the workspace
         row = select(workspaces.c.id).where(workspaces.c.id == id)
         self.session.execute(row.with_for_update(key_share=True))
@@ -135,7 +135,7 @@ class Keys(Repository):
         return self._execute(update(keys).where(mine).values(revoked_at=now())) == 1
 
     def end_at(self, id: str, seconds_from_now: float) -> None:
-        """Let a key expire after some seconds, unless it expires earlier."""
+        """Make a key expire after ``seconds_from_now``, unless it expires earlier."""
         end = now() + seconds_from_now
         announce(self.session)
         earlier = keys.c.expires_at.is_not(None) & (keys.c.expires_at < end)

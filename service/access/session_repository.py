@@ -1,4 +1,4 @@
-"""SQL for sessions of the dashboard."""
+"""SQL for dashboard sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SessionRepository(Repository):
     """Sessions by the SHA-256 of their tokens."""
 
     def add(self, token_sha256: str, key: str, seconds: float) -> None:
-        """Add a session of a key that expires after some seconds."""
+        """Add a session for a key; the session expires after ``seconds``."""
         values = {"token_sha256": token_sha256, "key": key}
         times = {"created_at": now(), "expires_at": now() + seconds}
         self._execute(insert(web_sessions).values(**values, **times))

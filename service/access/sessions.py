@@ -26,7 +26,7 @@ class Sessions:
         self._database = database
 
     def begin(self, key: str) -> str:
-        """Start a session of a key and return its token."""
+        """Start a session for a key and return its token."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._database.write() as store:
             store.web_sessions.add(_digest(token), key, SESSION_HOURS * HOUR)
@@ -47,7 +47,7 @@ class Sessions:
 
 
 def form_token(token: str) -> str:
-    """Return the token that the forms of a session carry against cross-site requests.
+    """Return the token in a session's forms that prevents cross-site request forgery.
 
     >>> form_token("a") == form_token("a") != form_token("b")
     True

@@ -76,25 +76,25 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    verb("serve", serve, "run the API, with workers beside it")
+    verb("serve", serve, "run the API together with workers")
     _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
     listing = verb("workers", list_workers, "list the workers that are alive")
-    listing.add_argument("--here", action="store_true", help="those of this machine only")
+    listing.add_argument("--here", action="store_true", help="list only workers on this machine")
     verb("migrate", migrate, "bring the database up to date, and exit")
     managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
-    writing = "back up the embedded database and its blobs, while the service runs"
+    writing = "back up the embedded database and its blobs while the service is running"
     _add_backup_flags(verb("backup", write_backup, writing, "FILE.tar"))
     reading = verb(
         "restore", read_backup, "restore a backup into an empty data directory", "FILE.tar"
     )
-    reading.add_argument("file", help="the file written by `backup`")
-    checking = verb("doctor", doctor, "check everything stored, and report problems")
-    checking.add_argument("--json", action="store_true", help="one JSON object per line")
+    reading.add_argument("file", help="file written by `backup`")
+    checking = verb("doctor", doctor, "check all stored data, and report problems")
+    checking.add_argument("--json", action="store_true", help="print one JSON object per line")
     sweeping = verb("sweep", sweep_up, "delete orphaned blobs")
-    sweeping.add_argument("--dry-run", action="store_true", help="only list them")
+    sweeping.add_argument("--dry-run", action="store_true", help="only list the blobs")
     sweeping.add_argument(
-        "--adopt", action="store_true", help="even if the store was last swept for another database"
+        "--adopt", action="store_true", help="take over a store last swept for another database"
     )
     return parser
 
@@ -102,7 +102,8 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
 def _settings_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     group = flags.add_argument_group(
-        "settings", f"Each is also an environment variable, {PREFIX}PORT for --port; flags win."
+        "settings",
+        f"Each is also an environment variable: {PREFIX}PORT for --port. Flags take precedence.",
     )
     for name, field in Settings.model_fields.items():
         default = "" if field.default == "" else f" [{field.default}]"
@@ -126,28 +127,30 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"queue to serve, may be repeated; by default {QUEUES[0]}, and both with a GPU",
+        help=f"queue to serve, may be repeated; by default {QUEUES[0]}, or both with a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 
 
 def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
-    backup.add_argument("file", help="the file to write")
+    backup.add_argument("file", help="file to write")
     backup.add_argument("--force", action="store_true", help="replace the file if it exists")
-    backup.add_argument(
-        "--keep-going", action="store_true", help="skip what is damaged, and list it"
-    )
+    backup.add_argument("--keep-going", action="store_true", help="skip and list damaged blobs")
 
 
 def _add_key_flags(keys: argparse.ArgumentParser) -> None:
     keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
     keys.add_argument("id", nargs="?", help="id of the key to rotate or revoke")
-    keys.add_argument("--workspace", default="default", help="added by `create` if it is new")
+    keys.add_argument(
+        "--workspace", default="default", help="workspace; `create` adds it if it is new"
+    )
     keys.add_argument("--name", default="unnamed", help="what the key is for")
     keys.add_argument(
         "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
     )
-    keys.add_argument("--days", type=float, help="days that it is valid; by default until revoked")
+    keys.add_argument(
+        "--days", type=float, help="days that the key is valid; by default until revoked"
+    )
     keys.add_argument(
         "--grace-hours", type=float, default=24.0, help="hours that the old key stays valid"
     )

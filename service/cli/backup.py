@@ -14,7 +14,7 @@ from service.storage.blob_keys import BlobKind
 
 
 def write_backup(settings: Settings, options: argparse.Namespace) -> None:
-    """Back up the embedded database and its blobs, while the service runs."""
+    """Back up the embedded database and its blobs while the service is running."""
     began = time.monotonic()
     target = Path(options.file).absolute()
     made = back_up(settings, target, force=options.force, keep_going=options.keep_going)

@@ -19,7 +19,7 @@ PROGRESS_EVERY = 100
 
 
 def doctor(settings: Settings, options: argparse.Namespace) -> int:
-    """Check everything stored; exit with status 1 if there are findings."""
+    """Check all stored data; return 1 if there are findings."""
     with closing(existing(settings)) as database:
         check = Doctor(
             database,
@@ -37,7 +37,7 @@ def doctor(settings: Settings, options: argparse.Namespace) -> int:
     else:
         say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         if check.orphans:
-            say_note("orphan blobs do no harm; `sweep` deletes them, as workers do every hour")
+            say_note("orphan blobs are harmless; `sweep` deletes them, as do workers every hour")
     return UNHEALTHY if count else 0
 
 

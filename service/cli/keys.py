@@ -19,7 +19,7 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
     """Create, list, rotate or revoke keys."""
     if options.action in ("rotate", "revoke") and options.id is None:
         command = command_to_paste(options, f"keys {options.action} ID")
-        raise Invalid("no_id", f"name the key: {command}")
+        raise Invalid("no_id", f"the id of the key is required: {command}")
     with closing(prepared(settings)) as database, database.write() as store:
         is_create = options.action == "create"
         workspace = keys.workspace_named(store, options.workspace, make=is_create).id
@@ -35,7 +35,9 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
             case "revoke":
                 if keys.is_last_admin(store, workspace, options.id):
                     command = command_to_paste(options, "keys create --scopes admin")
-                    say_note(f"warning: this was the last key with the scope admin: {command}")
+                    say_note(
+                        f"warning: this was the last key with scope admin; create one: {command}"
+                    )
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
                 _list(store, workspace, options)
@@ -55,7 +57,8 @@ def _created(
 
 def _show_new(new: keys.NewKey) -> None:
     say(new.token)
-    say_note(f"key {new.key.id} of {', '.join(new.key.scopes)}; it is shown only once, so save it")
+    scopes = ", ".join(new.key.scopes)
+    say_note(f"key {new.key.id} with scope {scopes}; the token is shown only once, so save it")
 
 
 def _list(store: Store, workspace: str, options: argparse.Namespace) -> None:
@@ -64,7 +67,7 @@ def _list(store: Store, workspace: str, options: argparse.Namespace) -> None:
         say(_line(key))
     if not found:
         command = command_to_paste(options, "keys create --scopes admin")
-        say_note(f"there are no keys: {command}")
+        say_note(f"there are no keys; create one: {command}")
 
 
 def _line(key: Key) -> str:
@@ -77,4 +80,6 @@ def _scope(name: str) -> Scope:
     try:
         return Scope(name.strip())
     except ValueError as error:
-        raise Invalid("bad_scope", f"{name!r} is not a scope: {', '.join(Scope)}") from error
+        raise Invalid(
+            "bad_scope", f"a scope must be one of {', '.join(Scope)}, got {name!r}"
+        ) from error

@@ -20,7 +20,7 @@ from service.worker.startup import prepare_database
 
 
 def prepared(settings: Settings) -> Database:
-    """Check the folders, and return the database, created or brought up to date."""
+    """Check the folders, and return the database, created or upgraded if necessary."""
     if not (settings.database_url and settings.blobs_url):
         check_writable(settings.data_dir)
     if settings.blobs.startswith("file:"):
@@ -39,7 +39,7 @@ def existing(settings: Settings) -> Database:
 
 @contextmanager
 def database_explained() -> Iterator[None]:
-    """Turn errors of the database into one that says what to check."""
+    """Turn database errors into one that says what to check."""
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:

@@ -18,7 +18,7 @@ def say(text: str) -> None:
 
 
 def say_note(text: str) -> None:
-    """Print to standard error, which programs that read the output do not see."""
+    """Print to standard error, so that programs that read standard output do not see it."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_connections() -> None:
-    """Raise the soft limit of open files, often 1,024 by default, to the hard limit."""
+    """Raise the soft limit on open files, often 1,024 by default, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -145,7 +145,7 @@ def _check_exposure(settings: Settings, database: Database, options: argparse.Na
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Open the listening socket, first of all, so that a port in use is reported at once."""
+    """Open the listening socket first, so that a port in use is reported at once."""
     try:
         return socket.create_server(
             (settings.host, settings.port),
@@ -191,7 +191,7 @@ or in Python:
   print(version.reference, version.verdict)
 """
 ELSEWHERE = """\
-A first fit, of the bundled sample, in Python:
+A first fit on the bundled sample, in Python:
 
   import calibrd, calibrators.sample
   data, test = map(calibrators.sample.sample, ("cal", "test"))

@@ -17,7 +17,7 @@ def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
     """Delete orphans, or only list them."""
     if not settings.sweep_hours:
         raise Invalid(
-            "no_grace", "--sweep-hours is 0, which keeps all: give the minimum age to delete"
+            "no_grace", "--sweep-hours is 0, which keeps all blobs: set the minimum age of orphans"
         )
     with closing(existing(settings)) as database:
         swept = sweep(

@@ -1,10 +1,11 @@
-"""Promote a version, unless it loses accuracy against the one that the alias points at."""
+"""Promote a version unless it loses accuracy compared with the one that the alias points at."""
 
 from __future__ import annotations
 
 from calibrators import CalibrationError
 from calibrators.comparison.compare import accuracy_change
 from service.access.permissions import Principal
+from service.access.quota import Quota
 from service.comparisons.service import Pair, judged_rows
 from service.errors import Stale
 from service.names import check_alias
@@ -22,6 +23,7 @@ TRIES = 5
 def promote(
     database: Database,
     blobs: Blobs,
+    quota: Quota,
     principal: Principal,
     name: str,
     alias: str,
@@ -32,14 +34,15 @@ def promote(
     expected: int | None = None,
     must_exist: bool = False,
 ) -> Moved:
-    """Point an alias at a version, see `aliases.move`.
+    """Point an alias at a version; see `aliases.move`.
 
-    The judged rows of both versions are read outside of the transaction; if the alias moves
-    meanwhile, this starts over.
+    The judged rows of both versions are read outside the transaction; if the alias moves in
+    the meantime, this starts over.
     """
     check_alias(alias)
     for _ in range(TRIES):
         with database.read() as store:
+            quota.check(store, principal.workspace, len(reason.encode()), is_promotion=True)
             chosen = versions.find(store, principal, name, version)
             before = _pointed_at(store, chosen, alias)
         change = measured_change(blobs, principal, name, before, chosen)
@@ -59,13 +62,13 @@ def promote(
                 expected=expected,
                 change=change,
             )
-    raise Stale("alias_has_moved", f"{alias!r} keeps being moved by others: try again")
+    raise Stale("alias_has_moved", f"{alias!r} keeps being moved by other callers: try again")
 
 
 def measured_change(
     blobs: Blobs, principal: Principal, name: str, before: Version | None, after: Version
 ) -> AccuracyChange | None:
-    """Return the change of accuracy on the rows that both versions were judged on, if any."""
+    """Return the change in accuracy on the rows that both versions were judged on, if any."""
     if before is None or before.number == after.number:
         return None
     if not Pair(name, before, after).has_judged_rows:

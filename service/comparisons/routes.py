@@ -37,8 +37,8 @@ class ComparisonOut(Body):
     calibrator: str = Field(examples=["fashion"])
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
-    dataset: Annotated[str | None, Field(description="null: the rows that both were judged on")]
-    rows: int = Field(description="rows that both were measured on", examples=[2000])
+    dataset: Annotated[str | None, Field(description="null for common judged rows")]
+    rows: int = Field(description="rows that both versions were measured on", examples=[2000])
     verdict: str | None = Field(examples=["improved"])
     no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
     report: dict[str, Any] = Field(examples=[{"verdict": "improved", "n": 2000}])
@@ -61,7 +61,7 @@ class ComparisonOut(Body):
 @router.get(
     "",
     summary="Compare two versions on the same rows",
-    responses=openapi.errors({409: "Nothing to compare them on: no_common_rows"}),
+    responses=openapi.errors({409: "No rows to compare the versions on: no_common_rows"}),
 )
 async def compare_versions(
     request: Request,
@@ -72,18 +72,18 @@ async def compare_versions(
     second: Number,
     dataset: Annotated[str | None, Query(pattern=openapi.ID_PATTERN)] = None,
 ) -> ComparisonOut:
-    """Compare two versions on rows that both were judged on, unseen by their fits, or a `dataset`.
+    """Compare two versions on the held-out rows that both were judged on, or on a `dataset`.
 
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
     dataset of one of them, if it still exists; otherwise the response is 409 `no_common_rows`.
-    There is no verdict on rows that a version was fitted on: `no_verdict` says so. Naming a dataset
-    needs the scope `fit`.
+    There is no verdict on rows that a version was fitted on; `no_verdict` says why. Choosing a
+    dataset requires the scope `fit`.
     """
     pair, data = await joined.executors.query.run(
         caller.workspace, _pair_and_dataset, joined, caller, name, (first, second), dataset
     )
     future = asyncio.wrap_future(joined.comparisons.start(caller, pair, data))
-    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # or asyncio logs it
+    future.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs it
     with waiting(request.scope, joined.settings.max_waits_per_key):
         done, _ = await asyncio.wait([future], timeout=LONGEST_WAIT)
     joined.keys.check(caller)
@@ -103,7 +103,7 @@ def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]
 def _pair_and_dataset(
     joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], dataset: str | None
 ) -> tuple[Pair, Dataset | None]:
-    """Return the two versions, and the dataset to compare them on; None for their judged rows."""
+    """Return the two versions and the dataset to compare them on, None for their judged rows."""
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
         if dataset is not None:

@@ -1,7 +1,7 @@
-"""Compare two versions on the same rows: what the second changes, with intervals.
+"""Compare two versions on the same rows: the effect of the second, with intervals.
 
-Versions are compared on rows that both were judged on, by fits that had not seen them, or on a
-dataset. There is no verdict on rows that a version was fitted on.
+Versions are compared on the held-out rows that both were judged on, or on a dataset.
+There is no verdict on rows that a version was fitted on.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Pair(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What identifies the pair within a workspace."""
+        """The identity of the pair within a workspace."""
         return self.calibrator, self.first.number, self.second.number
 
     @property
     def has_judged_rows(self) -> bool:
-        """Whether both were judged on rows of the same data, and these are stored."""
+        """Whether both versions have stored judged rows of the same data."""
         return self.first.judged_data is not None and (
             self.first.judged_data == self.second.judged_data
         )
@@ -66,9 +66,9 @@ class Pair(NamedTuple):
 class Comparison:
     """A report whose "before" is the first version and "after" the second, on the same rows.
 
-    ``dataset`` is None for rows that both were judged on; else ``rows`` is the size of the
-    dataset, of which the report may cover an even sample. ``no_verdict`` says why the report has
-    no verdict.
+    ``dataset`` is None for rows that both versions were judged on; otherwise ``rows`` is the
+    number of rows in the dataset, and the report may cover a uniform sample of them.
+    ``no_verdict`` says why the report has no verdict.
     """
 
     report: Report
@@ -93,9 +93,10 @@ class Comparisons:
     def start(
         self, principal: Principal, pair: Pair, dataset: Dataset | None
     ) -> Future[Comparison]:
-        """Return the comparison on a dataset, or on common judged rows if that is None.
+        """Return the comparison on a dataset, or on the common judged rows if ``dataset`` is None.
 
-        It is started unless it is cached. A failed one is returned once more, then started again.
+        It is started unless it is cached. A failed comparison is returned from the cache once;
+        the next call starts it again.
         """
         if dataset is not None:
             _check_size(dataset)
@@ -148,7 +149,7 @@ class Comparisons:
         return waiting.future
 
     def _run_next(self) -> None:
-        """Run the first waiting comparison of a workspace that has none running, in turn."""
+        """Run the first waiting comparison of the next workspace that has none running."""
         with self._lock:
             workspace = next((one for one in self._waiting if one not in self._running), None)
             if workspace is None:
@@ -165,7 +166,7 @@ class Comparisons:
             with self._lock:
                 self._running.discard(workspace)
                 self._idle.append(process)
-            with suppress(RuntimeError):  # the service shuts down
+            with suppress(RuntimeError):  # the service is shutting down
                 self._threads.submit(self._run_next)
 
     def _check_waiting(self, workspace: str) -> None:
@@ -223,7 +224,7 @@ class Comparisons:
 
 
 def judged_rows(blobs: Blobs, principal: Principal, version: Version) -> JudgedRows | None:
-    """Return the rows that a version was judged on; None if it has none, or they are damaged."""
+    """Return the rows that a version was judged on; None if they are missing or damaged."""
     if version.judged_sha256 is None:
         return None
     try:
@@ -233,7 +234,7 @@ def judged_rows(blobs: Blobs, principal: Principal, version: Version) -> JudgedR
 
 
 def default_dataset(store: Store, principal: Principal, pair: Pair) -> Dataset | None:
-    """Return the evaluation dataset of one of the two fits that neither was fitted on, if any."""
+    """Return the evaluation dataset of either fit that neither version was fitted on, if any."""
     for one in (pair.second, pair.first):
         fit = None if one.fit is None else store.fits.get(one.fit, principal.workspace)
         if fit is None or fit.evaluation is None:
@@ -250,7 +251,7 @@ def suits(dataset: Dataset, version: Version) -> bool:
 
 
 def was_fitted_on(pair: Pair, dataset: Dataset) -> bool:
-    """Return whether one of the versions was fitted on these bytes."""
+    """Return whether either version was fitted on the bytes of a dataset."""
     return any(JudgedVersion(one, None).has_seen(dataset) for one in (pair.first, pair.second))
 
 
@@ -258,13 +259,13 @@ def no_common_rows(pair: Pair) -> Conflict:
     """Return the error for a pair that can only be compared on a named dataset."""
     one = next((one for one in pair[1:] if one.judged_sha256 is None), None)
     why = (
-        "they were judged on rows of different data"
+        "they were judged on different data"
         if one is None
         else f"version {one.number} has no judged rows"
     )
     return Conflict(
         "no_common_rows",
-        f"versions {pair.first.number} and {pair.second.number} have no common judged rows, "
+        f"versions {pair.first.number} and {pair.second.number} have no judged rows in common, "
         f"because {why}: name a dataset that neither was fitted on",
     )
 
@@ -277,7 +278,7 @@ class _Waiting:
     call: Callable[[TaskProcess], Comparison]
 
     def run(self, process: TaskProcess) -> None:
-        """Run it, and set the result of the future."""
+        """Run the comparison and set the result of its future."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -302,8 +303,8 @@ def _check_size(dataset: Dataset) -> None:
     if values > limit:
         raise TooLarge(
             "dataset_too_large",
-            f"versions can be compared on datasets of at most {limit:,} values (rows times "
-            f"classes) of {dataset.kind}, this one has {values:,}",
+            f"versions can be compared on datasets of at most {limit:,} {dataset.kind} (rows times "
+            f"classes); this one has {values:,}",
             limit=limit,
         )
 
@@ -317,8 +318,8 @@ def _why_no_verdict(seen: list[int]) -> str:
     if not seen:
         return ""
     if len(seen) > 1:
-        return "both versions were fitted on these rows, which flatters their figures"
-    return f"version {seen[0]} was fitted on these rows, which flatters its figures"
+        return "both versions were fitted on these rows, so their figures are optimistic"
+    return f"version {seen[0]} was fitted on these rows, so its figures are optimistic"
 
 
 def _has_failed(future: Future[Comparison]) -> bool:
@@ -330,5 +331,7 @@ def chosen_dataset(store: Store, caller: Principal, pair: Pair, id: str) -> Data
     check_scope(caller, Scope.FIT)
     found = store.datasets.get(caller.workspace, id)
     if found is None or not suits(found, pair.second):
-        raise NotFound("no_such_dataset", "there is no such dataset for these versions")
+        raise NotFound(
+            "no_such_dataset", "there is no such dataset, or these versions cannot be applied to it"
+        )
     return found

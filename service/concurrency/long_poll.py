@@ -19,7 +19,7 @@ _log = structlog.get_logger("calibrd.watching")
 
 
 class Watcher(Generic[Key, Item]):
-    """Notify waiting requests of changes; ``read`` returns the current items of some keys."""
+    """Notify waiting requests of changes; ``read`` returns the current items for a list of keys."""
 
     def __init__(self, what: str, read: Callable[[list[Key]], Mapping[Key, Item]]) -> None:
         self._what = what
@@ -33,7 +33,7 @@ class Watcher(Generic[Key, Item]):
     async def changes(
         self, key: Key, first: Item, is_enough: Callable[[Item], bool]
     ) -> AsyncGenerator[Item]:
-        """Yield the item now and after every change, until it is enough or ``stop`` is called."""
+        """Yield the item and its changes until ``is_enough`` accepts it or ``stop`` is called."""
         yield first
         if is_enough(first):
             return
@@ -48,7 +48,7 @@ class Watcher(Generic[Key, Item]):
     async def until(
         self, key: Key, first: Item, is_enough: Callable[[Item], bool], seconds: float
     ) -> Item:
-        """Return the item once it is enough, or its latest state after ``seconds`` or ``stop``."""
+        """Return the item once ``is_enough`` accepts it, or the latest on timeout or ``stop``."""
         latest = first
         with suppress(TimeoutError):
             changes = self.changes(key, first, is_enough)

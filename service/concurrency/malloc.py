@@ -1,4 +1,4 @@
-"""Settings of the C allocator, without effect unless it is glibc's."""
+"""Settings of the C allocator; they have no effect unless it is glibc's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ RETAINED_BLOCK_BYTES, RETAINED_BYTES = 8 << 20, 64 << 20
 
 
 def share_heaps() -> None:
-    """Let all threads share two heaps: one per thread would retain most of its largest body."""
+    """Let all threads share two heaps: a heap per thread would retain most of its largest body."""
     _set(ARENA_MAX, 2)
 
 
 def keep_freed_memory() -> None:
     """Let the C library retain some freed memory, because fits allocate large arrays repeatedly.
 
-    Returning it to the system and faulting it in again takes a fifth of the time of a small fit.
+    Returning it to the system and faulting it in again takes a fifth of a small fit's time.
     """
     _set(MMAP_THRESHOLD, RETAINED_BLOCK_BYTES)
     _set(TRIM_THRESHOLD, RETAINED_BYTES)

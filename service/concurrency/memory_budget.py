@@ -1,4 +1,4 @@
-"""Memory budgets for bodies, the work on them, and responses that are held whole."""
+"""Memory budgets for request bodies, the work on them, and buffered responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from service.errors import TooMany
 
 WAIT_SECONDS = 10.0
+# calls of one owner that may wait at the same time; each holds what it has read so far
+MAX_WAITING = 100
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """A call that waits until it can hold ``size`` bytes in place of ``held``."""
+    """A call that is waiting until it can hold ``size`` bytes in place of ``held``."""
 
     owner: str
     held: int
@@ -26,18 +28,18 @@ class _Waiter:
 
 
 class MemoryBudget:
-    """Let calls proceed while their total memory stays within a number of bytes.
+    """Let calls proceed while their total memory stays within ``total`` bytes.
 
-    One owner (a workspace) gets at most half of it, so that it cannot block the others. A larger
-    call counts as that half: it runs when its owner holds nothing else. Owners take turns.
+    One owner (a workspace) gets at most half of them, so that it cannot block the others. A call
+    that needs more counts as half: it runs when its owner holds nothing else. Owners take turns.
 
     Parameters
     ----------
     total
         Bytes that all calls together may hold.
     in_order
-        Let no call overtake one that waits for room. Without it a large call may wait as long as
-        small ones arrive; with it everybody waits for the slowest holder.
+        Let no call overtake one that is waiting for room. Otherwise a large call may wait for as
+        long as small ones keep arriving; in order, every call waits for the slowest holder.
     wait_seconds
         How long a call may wait before it gets TooMany.
     """
@@ -63,12 +65,15 @@ class MemoryBudget:
         return self._held.total()
 
     async def grow(self, owner: str, held: int, size: int) -> None:
-        """Wait until a call can hold ``size`` bytes in place of the ``held`` that it has."""
+        """Wait until a call can hold ``size`` bytes in place of the ``held`` bytes it has."""
         waiter = _Waiter(owner, held, size)
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._admit()
         if waiter.admitted.done():
             return
+        if len(self._waiting[owner]) > MAX_WAITING:
+            self._leave(waiter)
+            raise self._refusal()
         try:
             # wait() does not cancel the future: it may be admitted until this call resumes
             admitted, _ = await asyncio.wait([waiter.admitted], timeout=self._wait_seconds)
@@ -80,14 +85,14 @@ class MemoryBudget:
             raise self._refusal()
 
     def grow_now(self, owner: str, held: int, size: int) -> bool:
-        """Return whether the call holds ``size`` bytes now; do not wait for them."""
+        """Hold ``size`` bytes if there is room now; return whether there was."""
         if self._waiting or not self._has_room(owner, held, size):
             return False
         self._held[owner] += size - held
         return True
 
     def release(self, owner: str, held: int) -> None:
-        """Release the memory of a call."""
+        """Release the ``held`` bytes of a call."""
         self._held[owner] -= held
         if not self._held[owner]:
             del self._held[owner]
@@ -106,7 +111,7 @@ class MemoryBudget:
         self._admit()
 
     def _admit(self) -> None:
-        """Admit calls that fit, one of each owner in turn."""
+        """Admit calls that fit, round-robin over owners."""
         while (owner := next(self._admissible(), None)) is not None:
             queue = self._waiting.pop(owner)
             first = queue.popleft()
@@ -129,7 +134,7 @@ class MemoryBudget:
         return has_space and self._is_within_share(owner, held, size)
 
     def _is_within_share(self, owner: str, held: int, size: int) -> bool:
-        """Return whether the call need not wait for others of its owner."""
+        """Return whether the call does not have to wait for other calls of its owner."""
         mine = self._held[owner] - held
         return not mine or mine + size <= self._share
 
@@ -137,12 +142,12 @@ class MemoryBudget:
         return TooMany(
             "too_much_in_flight",
             f"large requests hold all the memory reserved for them ({self._total} bytes): "
-            "read responses as they arrive, send fewer requests at once, or smaller ones",
+            "read responses as they arrive, and send fewer or smaller requests at once",
         )
 
 
 class MemoryHold:
-    """The bytes that one call holds of a budget, 0 at first."""
+    """The bytes of a budget that one call holds, initially 0."""
 
     __slots__ = ("_budget", "_owner", "_size")
 
@@ -159,7 +164,7 @@ class MemoryHold:
             self._size = size
 
     def grow_now(self, size: int) -> bool:
-        """Return whether at least ``size`` bytes are held now; do not wait for them."""
+        """Hold at least ``size`` bytes if there is room now; return whether there was."""
         size = min(size, self._budget.share)
         if size <= self._size:
             return True
@@ -169,7 +174,7 @@ class MemoryHold:
         return True
 
     def release(self) -> int:
-        """Release everything; return how many bytes it was."""
+        """Release everything; return the number of bytes that were held."""
         held, self._size = self._size, 0
         if held:
             self._budget.release(self._owner, held)
@@ -179,7 +184,7 @@ class MemoryHold:
 class CallMemory:
     """The memory of a process's calls: incoming bodies, work, and outgoing responses.
 
-    Each has a budget of its own. A client that sends or reads slowly only holds what it sends or
+    Each has its own budget. A client that sends or reads slowly only holds what it sends or
     reads, and a call that holds memory for work never waits for a client.
     """
 
@@ -190,9 +195,9 @@ class CallMemory:
 
 
 class CallHold:
-    """The memory that one call holds of each budget.
+    """The memory of each budget that one call holds.
 
-    ``body`` and ``answer`` may be held for long, ``work`` may not.
+    ``body`` and ``answer`` may be held for a long time; ``work`` must not.
     """
 
     __slots__ = ("answer", "body", "work")
@@ -203,7 +208,7 @@ class CallHold:
         self.work = MemoryHold(memory.work, owner)
 
     def end_work(self) -> None:
-        """Release all but the response."""
+        """Release everything except the response."""
         self.body.release()
         self.work.release()
 

@@ -1,6 +1,7 @@
-"""A process beside the API that runs one slow task at a time, killed if a task takes too long.
+"""A process alongside the API that runs one slow task at a time, killed if a task takes too long.
 
-Requests and replies travel over its standard input and output, each after its length in 8 bytes.
+Requests and replies travel over its standard input and output, each preceded by its length in
+8 bytes.
 The tasks are in ``service.registry.reports.tasks``.
 """
 
@@ -85,11 +86,11 @@ class TaskProcess:
             return read_message(process.stdout)
         except (OSError, EOFError, ValueError) as error:
             self.close()
-            why = f"took longer than {limit:g} seconds" if killed.is_set() else "ended its process"
+            why = f"took longer than {limit:g} seconds" if killed.is_set() else "lost its process"
             _log.warning("task_process_lost", why=why)
-            raise Unavailable("took_too_long", f"this {why}, and was aborted") from error
+            raise Unavailable("took_too_long", f"this task {why} and was aborted") from error
         except BaseException:
-            self.close()  # an unread reply must not be mistaken for that of the next task
+            self.close()  # an unread reply must not be mistaken for the reply to the next task
             raise
         finally:
             clock.cancel()
@@ -117,7 +118,7 @@ class TaskProcess:
 
 
 def write_message(stream: IO[bytes], content: bytes) -> None:
-    """Write a message after its length."""
+    """Write a message, preceded by its length."""
     stream.write(len(content).to_bytes(LENGTH_BYTES, "little"))
     stream.write(content)
     stream.flush()

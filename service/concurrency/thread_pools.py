@@ -24,10 +24,10 @@ _parsing = threading.RLock()
 
 @contextmanager
 def parsing_turn(size: int) -> Iterator[None]:
-    """Wait until no other thread parses a large JSON text.
+    """Wait until no other thread is parsing a large JSON document.
 
-    Such calls hold the GIL for a tenth of a second each and pass it to one another, while the
-    event loop would wait for all of them.
+    Each such call holds the GIL for a tenth of a second, and would pass it to the next one while
+    the event loop waits for all of them.
     """
     if size <= SMALL_BYTES:
         yield
@@ -37,10 +37,10 @@ def parsing_turn(size: int) -> Iterator[None]:
 
 
 class FairExecutor:
-    """Run calls on a few threads, of which one owner never occupies all.
+    """Run calls on a few threads; one owner never occupies all of them.
 
-    Few threads on purpose: every thread that computes in Python delays the event loop. An owner
-    (a workspace) occupies at most ``threads - 1`` of them (with one thread: that one) and may have
+    The threads are few on purpose: every thread that computes in Python delays the event loop.
+    An owner (a workspace) occupies at most ``threads - 1`` of them (or the only one) and may have
     ``most_waiting`` calls in flight; beyond that it gets TooMany.
     """
 
@@ -59,7 +59,7 @@ class FairExecutor:
         if mine.calls >= self._most_waiting:
             raise TooMany(
                 "too_many_requests",
-                f"{mine.calls} calls of this workspace already wait for {self._name}: "
+                f"{mine.calls} calls of this workspace are already waiting for {self._name}: "
                 "wait for responses before sending more",
             )
         mine.calls += 1
@@ -123,8 +123,8 @@ class Executors:
 
     ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
     uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,
-    ``query`` makes the database calls of coroutines, ``merge`` decides steps of runs, which takes
-    up to a minute. The database calls of plain functions stay on the framework's own threads.
+    ``query`` makes the database calls of coroutines, and ``merge`` decides steps of runs, which
+    takes up to a minute. The database calls of plain functions stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))

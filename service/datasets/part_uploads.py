@@ -1,4 +1,4 @@
-"""Uploads in parts: through the service, or directly to the store by signed URLs."""
+"""Uploads in parts: through the service, or directly to the store with signed URLs."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class PartUploads:
             if store.datasets.open_uploads(principal.workspace) >= self._limits.open_uploads:
                 raise Conflict(
                     "too_many_uploads",
-                    f"a workspace has at most {self._limits.open_uploads} uploads that are not "
-                    "committed: commit or delete some; those left open are deleted after a week",
+                    f"a workspace may have at most {self._limits.open_uploads} uncommitted "
+                    "uploads: commit or delete some; those left open are deleted after a week",
                 )
             opened = store.datasets.add(
                 principal.workspace,
@@ -103,8 +103,8 @@ class PartUploads:
         self._blobs.put(_key(dataset, part), arrived.path)
         try:
             self._record(principal, dataset, [part])
-        except (Conflict, NoSpace, NotFound, TooLarge):  # surely not committed
-            if replaced != part:  # others used up the room meanwhile
+        except (Conflict, NoSpace, NotFound, TooLarge):  # certainly not committed
+            if replaced != part:  # else the row still refers to this blob
                 self._blobs.delete(_key(dataset, part))
             raise
         return part
@@ -122,7 +122,7 @@ class PartUploads:
         if not self._blobs.can_sign:
             raise Conflict(
                 "no_presigned_uploads",
-                "blobs are stored in a folder here, which has no signed URLs: "
+                "this service stores blobs in a folder, which has no signed URLs: "
                 f"send each part with PUT /v1/datasets/{dataset.id}/parts/{{number}}",
             )
         announced = [Part(dataset.id, *part) for part in parts]
@@ -188,7 +188,7 @@ class PartUploads:
     def _committed_elsewhere(
         self, principal: Principal, id: str, error: BlobMissing | Conflict
     ) -> Added:
-        """Return the result of a concurrent commit of the same parts; else raise the error."""
+        """Return the result of a concurrent commit of the same parts; else raise ``error``."""
         with self._database.read() as store:
             dataset = _uploaded(store, principal, id)
         if dataset.is_ready:
@@ -196,20 +196,19 @@ class PartUploads:
         if isinstance(error, Conflict):
             raise error
         raise Conflict(
-            "upload_changed", "a part was sent again while the parts were joined: commit again"
+            "upload_changed",
+            "a part was sent again while the parts were being joined: commit again",
         ) from error
 
     def _check(self, part: Part) -> None:
         if not 1 <= part.number <= MAX_PARTS:
-            raise Invalid(
-                "bad_part", f"parts are numbered from 1 to {MAX_PARTS}, got {part.number}"
-            )
+            raise Invalid("bad_part", f"part numbers must be 1 to {MAX_PARTS}, got {part.number}")
         check_size(part.bytes, self._limits.part_bytes)
 
     def _check_room(
         self, store: Store, dataset: Dataset, more: int, *, is_recorded: bool = False
     ) -> None:
-        """Raise TooLarge unless an upload may grow by ``more`` bytes, recorded or not yet."""
+        """Raise TooLarge unless an upload may grow by ``more`` bytes, already recorded or not."""
         if more <= 0:
             return
         unrecorded = 0 if is_recorded else more
@@ -220,16 +219,16 @@ class PartUploads:
             raise TooLarge(
                 "uploads_too_large",
                 f"the uncommitted uploads of a workspace may have at most "
-                f"{self._limits.open_bytes} bytes together, and would have {total}: "
+                f"{self._limits.open_bytes} bytes in total, and would have {total}: "
                 "commit or delete some; those left open are deleted after a week",
                 limit=self._limits.open_bytes,
             )
 
     def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
-        """Record the expected parts, and delete the bytes of those that they replace.
+        """Record the expected parts, and delete the bytes of the parts that they replace.
 
-        Raise TooLarge, and change nothing, if they have more bytes than allowed; a part that
-        replaces another counts instead of it.
+        Raise TooLarge, and change nothing, if there are more bytes than allowed; a part that
+        replaces another counts in its place.
         """
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
@@ -271,7 +270,7 @@ class PartUploads:
             if current is None or current.sha256 != facts["sha256"]:
                 self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
             raise Conflict(
-                "upload_changed", "parts were sent while others were joined: commit again"
+                "upload_changed", "parts were sent while others were being joined: commit again"
             )
         if completed is not None:
             return Added(completed, is_new=True)
@@ -291,13 +290,13 @@ class PartUploads:
         if known is None:
             raise Conflict(
                 "upload_changed",
-                "this upload was deleted or committed with other parts meanwhile: check it",
+                "this upload was meanwhile deleted, or committed with different parts: check it",
             )
         return Added(known, is_new=False)
 
 
 def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
-    """Return an upload, or the dataset of equal bytes that its commit has found."""
+    """Return an upload, or the dataset with equal bytes that its commit found."""
     merged = store.idempotency.find(principal.workspace, COMMITTED + id)
     return find(store, principal, id if merged is None else merged[1]["id"])
 
@@ -322,11 +321,13 @@ def _check_complete(arrived: list[Part], announced: list[Part], expected: int | 
     if missing:
         raise Conflict(
             "parts_missing",
-            f"{len(missing)} of {last} parts are missing, first part {missing[0]}",
+            f"{len(missing)} of {last} parts are missing, starting with part {missing[0]}",
             missing=missing[:100],
         )
     if expected is not None and len(arrived) > expected:
-        raise Conflict("too_many_parts", f"{len(arrived)} parts have arrived, not {expected}")
+        raise Conflict(
+            "too_many_parts", f"{len(arrived)} parts have arrived, but {expected} were expected"
+        )
 
 
 def _check_size_of(part: Part, bytes: int) -> None:

@@ -29,7 +29,7 @@ class Datasets(Repository):
         keep_seconds: float | None,
         **facts: str | int | None,
     ) -> Dataset | None:
-        """Add a dataset; return None if equal bytes are there already.
+        """Add a dataset; return None if equal bytes are already stored.
 
         ``facts`` are kind, sha256, format, bytes, rows, classes and segments, as far as known.
         """
@@ -50,7 +50,7 @@ class Datasets(Repository):
         return self._one(Dataset, chosen.with_for_update() if lock else chosen)
 
     def by_hash(self, workspace: str, sha256: str, kind: Kind | None = None) -> Dataset | None:
-        """Return a dataset by its SHA-256; of any kind unless one is named."""
+        """Return a dataset by its SHA-256, of any kind if ``kind`` is None."""
         mine = (datasets.c.workspace == workspace) & (datasets.c.sha256 == sha256)
         chosen = select(datasets).where(mine).order_by(datasets.c.kind).limit(1)
         return self._one(Dataset, chosen if kind is None else chosen.where(datasets.c.kind == kind))
@@ -75,7 +75,7 @@ class Datasets(Repository):
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
         """Complete an upload whose parts have all arrived.
 
-        Return None if somebody else did so first, or if equal bytes are there already.
+        Return None if another caller did so first, or if equal bytes are already stored.
         """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
@@ -84,7 +84,7 @@ class Datasets(Repository):
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Extend the retention of a dataset that was sent again, to the longer of the two."""
+        """Extend the retention of a dataset that was sent again to the longer of the two."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds
@@ -97,7 +97,7 @@ class Datasets(Repository):
         )
 
     def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
-        """Return the SHA-256 of each of these datasets that exists, None during its upload."""
+        """Return the SHA-256 of each existing dataset in ``ids``, None during its upload."""
         chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
         return {row.id: row.sha256 for row in self.session.execute(chosen)}
 
@@ -113,7 +113,7 @@ class Datasets(Repository):
     def expired(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
         """Return expired datasets that no unfinished fit needs, and abandoned uploads.
 
-        Workspaces take turns, with the oldest datasets first.
+        Round-robin over workspaces, oldest datasets first.
         """
         abandoned = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
         expired = (datasets.c.expires_at < now()) | abandoned
@@ -139,7 +139,7 @@ class Datasets(Repository):
         return self._one(Part, select(parts).where(mine))
 
     def put_parts(self, id: str, new: Sequence[Part]) -> list[Part]:
-        """Record parts in place of earlier ones with their numbers; return the replaced ones."""
+        """Record parts, replacing earlier ones with the same numbers; return the replaced parts."""
         same = (parts.c.dataset == id) & parts.c.number.in_([part.number for part in new])
         replaced = self._all(Part, delete(parts).where(same).returning(*parts.c))
         self._execute(insert(parts).values([vars(part) for part in new]))
@@ -156,7 +156,10 @@ class Datasets(Repository):
 def needed_by_fits(
     dataset: Any, statuses: Collection[FitStatus] | None = None
 ) -> ColumnElement[bool]:
-    """Return whether fits (of some statuses) use a dataset; each column has its own index."""
+    """Return the condition that a fit (in one of ``statuses``) uses a dataset.
+
+    Each column has its own index, and therefore its own subquery.
+    """
 
     def has(column: ColumnElement[str | None]) -> ColumnElement[bool]:
         chosen = select(fits.c.id).where(column == dataset)
@@ -168,7 +171,7 @@ def needed_by_fits(
 
 
 def in_turns(chosen: ColumnElement[bool], limit: int) -> Select[Any]:
-    """Return chosen datasets: the oldest of each workspace, then the second oldest, and so on."""
+    """Select chosen datasets: the oldest of each workspace, then the second oldest, and so on."""
     own = func.row_number().over(partition_by=datasets.c.workspace, order_by=datasets.c.created_at)
     turn = own.label("turn")
     ranked = select(*datasets.c, turn).where(chosen).subquery()

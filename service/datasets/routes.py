@@ -38,14 +38,14 @@ router = APIRouter(
 
 Kind = Annotated[
     KindName | None,
-    Query(description="what the values are; by default the name of the array in the body"),
+    Query(description="what the values are; by default, the name of the array in the body"),
 ]
 DeleteAfterFit = Annotated[
     bool, Query(description="delete the dataset when all fits on it have ended")
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep it; the service has a default"),
+    Query(ge=1e-9, le=36500, description="days to keep the dataset; default: a service setting"),
 ]
 
 
@@ -54,7 +54,7 @@ Days = Annotated[
     status_code=201,
     summary="Upload a dataset, or open an upload in parts",
     openapi_extra=DATASET_BODY,
-    responses={200: {"model": DatasetOut, "description": "The bytes were stored already"}},
+    responses={200: {"model": DatasetOut, "description": "The bytes were already stored"}},
     response_description="Stored, or an upload opened",
 )
 async def create_dataset(
@@ -69,15 +69,15 @@ async def create_dataset(
 ) -> DatasetOut:
     """Check the body and store it under its SHA-256.
 
-    Send arrays `logits` (or `probabilities`) and `labels` in any format but npy; optional
+    Send arrays `logits` (or `probabilities`) and `labels` in any format except npy; optional
     `segments` name the segment of each row (safetensors: as integers). Equal bytes are stored
-    once: the response is then 200 with the existing dataset.
+    only once: the response is then 200 with the existing dataset.
     """
     retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
         async for piece in request.stream():
             if piece:
-                raise Invalid("no_body_yet", "an upload in parts is opened without a body")
+                raise Invalid("no_body_yet", "an upload in parts must be opened without a body")
         opened = await joined.executors.query.run(
             caller.workspace, joined.part_uploads.open, caller, kind, retention
         )
@@ -124,7 +124,7 @@ def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Respon
 
 @router.head("/{id}", summary="Check whether a dataset exists", response_class=Response)
 def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Check by `sha256:{hash}` before sending bytes that may be stored already."""
+    """Check by `sha256:{hash}` before sending bytes that may already be stored."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
     return Response(headers={"Location": f"/v1/datasets/{found.id}"})
@@ -132,7 +132,10 @@ def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Respo
 
 @router.delete("/{id}", status_code=204, summary="Delete a dataset")
 def delete_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> None:
-    """Delete a dataset; versions fitted on it stay. 409 while an unfinished fit needs it."""
+    """Delete a dataset; versions fitted on it stay.
+
+    The response is 409 while an unfinished fit needs the dataset.
+    """
     joined.datasets.remove(caller, id)
 
 
@@ -150,7 +153,7 @@ async def put_part(
     id: openapi.DatasetId,
     number: Annotated[int, Path(ge=1, le=MAX_PARTS)],
 ) -> PartOut:
-    """Store a part; parts may be sent in any order and again, and are joined by number."""
+    """Store a part; parts may be sent in any order, may be resent, and are joined by number."""
     with joined.spool.body(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
@@ -188,7 +191,7 @@ async def commit_dataset(
 ) -> DatasetOut:
     """Join the parts and check the dataset; committing again returns the same dataset.
 
-    If equal bytes were stored already, the existing dataset is returned.
+    If equal bytes were already stored, the existing dataset is returned.
     """
     expected = body or CommitIn()
     added = await joined.executors.inspect.run(

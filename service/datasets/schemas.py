@@ -35,7 +35,7 @@ class DatasetOut(Body):
     bytes: int | None = Field(examples=[412_310])
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
-    segments: Annotated[int | None, Field(description="the number of segments of its rows")]
+    segments: Annotated[int | None, Field(description="the number of distinct segments")]
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: When
@@ -119,17 +119,17 @@ class CommitIn(RequestBody):
 NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
-    "probabilities": {**NUMBERS, "description": "the same; one of the two"},
-    "values": {**NUMBERS, "description": "the same, if `kind` says which they are"},
+    "probabilities": {**NUMBERS, "description": "the same; send one of the two"},
+    "values": {**NUMBERS, "description": "the same, if `kind` says which of the two they are"},
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     "segments": {
         "type": "array",
         "items": {"type": ["string", "integer"]},
-        "description": "(n,), the segment of each row, for methods that calibrate by segments",
+        "description": "(n,), the segment of each row, for methods that calibrate by segment",
     },
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
-# JSON has a schema of its own
+# JSON has its own schema
 ARRAY_BODIES = {
     one.media_types[0]: BINARY
     if one.example is None
@@ -140,7 +140,7 @@ ARRAY_BODIES = {
 
 
 def array_bodies(schema: dict[str, Any], **examples: Any) -> dict[str, Any]:
-    """Return the content of a body with arrays; the schema is that of JSON."""
+    """Return the content of a body with arrays; ``schema`` describes its JSON."""
     shown = {name.replace("_", " "): {"value": one} for name, one in examples.items()}
     return {Format.JSON.media_type: {"schema": schema, "examples": shown}, **ARRAY_BODIES}
 
@@ -157,6 +157,6 @@ DATASET_BODY = {
             logits=ROWS,
             with_segments={**ROWS, "segments": ["web", "app"]},
         ),
-        "description": "arrays `logits` or `probabilities`, `labels`, and perhaps `segments`",
+        "description": "arrays `logits` or `probabilities`, `labels`, and optionally `segments`",
     }
 }

@@ -43,7 +43,7 @@ class Retention:
 
     @property
     def seconds(self) -> float | None:
-        """The time to keep it, None for no limit."""
+        """The time to keep the dataset, None for no limit."""
         return None if not self.days else self.days * DAY
 
 
@@ -75,13 +75,13 @@ class Datasets:
     ) -> Added:
         """Check a received body and store it; equal bytes are stored once.
 
-        ``kind`` None takes the kind from the name of the array: logits or probabilities.
+        If ``kind`` is None, the name of the array defines it: logits or probabilities.
         """
         facts = self.facts(arrived, content_type, kind)
         while True:
             known = self.known(principal, facts, retention)
             if known is not None:
-                # this repairs the stored bytes should they be damaged
+                # this repairs the stored bytes if they are damaged
                 if self._rewrite(known, arrived.path):
                     return Added(known, is_new=False)
                 continue
@@ -101,7 +101,7 @@ class Datasets:
                 )
             if added is not None:
                 return Added(added, is_new=True)
-            pending.delete()  # somebody sent equal bytes meanwhile
+            pending.delete()  # another caller sent equal bytes meanwhile
 
     def _rewrite(self, dataset: Dataset, path: Path) -> bool:
         """Write the bytes of a dataset again; return whether it still exists afterwards."""
@@ -129,7 +129,7 @@ class Datasets:
     def facts(
         self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
-        """Check that a body is a dataset, and return its row's values."""
+        """Check that a body is a dataset, and return the values of its row."""
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
@@ -149,7 +149,7 @@ class Datasets:
     def known(
         self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """Return the dataset of equal bytes, its retention extended if this one is longer."""
+        """Return the dataset with equal bytes, if any; the longer of both retentions applies."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:
@@ -182,12 +182,12 @@ def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
     """Return a complete dataset of the caller, locked until the transaction ends."""
     found = find(store, principal, id, lock=True)
     if not found.is_ready:
-        raise Conflict("dataset_not_complete", "the parts of this dataset are not committed yet")
+        raise Conflict("dataset_not_complete", "this dataset has not been committed yet")
     return found
 
 
 def forget_spent_datasets(database: Database, blobs: Blobs, *datasets: Dataset | None) -> None:
-    """Delete those datasets of a finished fit that are to be deleted after their fits."""
+    """Delete the datasets of a finished fit that have ``delete_after_fit`` set."""
     for dataset in datasets:
         if dataset is not None and dataset.delete_after_fit:
             forget_dataset(database, blobs, dataset)
@@ -209,7 +209,7 @@ def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
 
 
 def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
-    """Load a dataset; errors call it ``name``."""
+    """Load a dataset; error messages call it ``name``."""
     with stored_file(blobs, dataset, name) as path, named(name):
         assert dataset is not None  # noqa: S101 - its file was found
         return formats.load(path, Format(dataset.format or ""), dataset.kind)
@@ -217,7 +217,7 @@ def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
 
 @contextmanager
 def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Path]:
-    """Provide a dataset as a readable file whose hash was checked."""
+    """Provide a dataset as a readable file whose hash has been checked."""
     if dataset is None or dataset.sha256 is None or dataset.format is None:
         raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
     key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
@@ -236,7 +236,7 @@ def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Pa
 
 @contextmanager
 def named(subject: str) -> Iterator[None]:
-    """Put the subject before the messages of calibrators' errors."""
+    """Prefix the error messages of calibrators with the subject."""
     try:
         yield
     except FitCancelled:

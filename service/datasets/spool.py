@@ -27,7 +27,7 @@ PREFIX = "upload-"
 class ArrivingBytes:
     """The disk space that incomplete bodies take, by owner.
 
-    One owner gets a quarter of the available space, so that its uploads block nobody else's.
+    One owner gets a quarter of the available space, so that its uploads do not block others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class ArrivingBytes:
             if mine > room // SHARE_PART:
                 raise NoSpace(
                     "no_space",
-                    f"the incoming bodies of this workspace have {mine} bytes together, and "
+                    f"the incoming bodies of this workspace have {mine} bytes in total, and "
                     f"there is room for {room // SHARE_PART}: send fewer at once, or try later",
                 )
             self._taken[owner] = mine
@@ -96,7 +96,7 @@ class SpooledBody:
     def close(self) -> None:
         """Delete the file."""
         self.path.unlink(missing_ok=True)
-        with suppress(OSError):  # unwritten bytes did not fit on the disk, and nobody needs them
+        with suppress(OSError):  # unwritten bytes did not fit on the disk and are not needed
             self._file.close()
         self._arriving.release(self._owner, self.bytes)
 
@@ -120,7 +120,7 @@ class SpooledBody:
 def remove_left_behind(folder: Path) -> int:
     """Delete the bodies of processes that were killed; return how many there were.
 
-    A body is locked while its process lives, so those of other live processes stay.
+    A body is locked while its process is alive, so bodies of other live processes stay.
     """
     removed = 0
     for path in folder.glob(f"{PREFIX}*"):

@@ -1,4 +1,4 @@
-"""The changes of a fit as server-sent events."""
+"""Server-sent events for the changes of a fit."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Hooks(Protocol):
     """Callbacks of a running fit; both must return quickly."""
 
     def progress(self, current: dict[str, Any]) -> None:
-        """Take the current progress of the fit."""
+        """Receive the current progress of the fit."""
 
     def stop(self) -> Stop | None:
         """Return why the fit has to stop, or None."""
@@ -108,8 +108,8 @@ def run(
 ) -> Ending | None:
     """Fit and judge every method of a fit and write the blobs; return None if it was abandoned.
 
-    ``memory_limit`` is how many bytes the fit may need, by estimate; None means no limit.
-    ``check_room`` raises if there is no room for maps of that many bytes in total.
+    ``memory_limit`` is the maximum estimated memory of the fit in bytes; None means no limit.
+    ``check_room`` is called with the total size of the maps, and raises if there is no room.
     """
     watch = _Watch(hooks, time_limit - attempt.seconds_running)
     try:
@@ -127,16 +127,16 @@ def run(
         _log.exception("fit_failed", fit=attempt.fit.id)
         return failed(
             "internal_error",
-            f"the fit failed because of a fault in the service; its log names {attempt.fit.id}",
+            f"the fit failed because of a bug in the service: search its log for {attempt.fit.id}",
         )
 
 
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write how an attempt ended, with its versions; return None if it no longer runs.
+    """Write how an attempt ended, with its versions; return None if it is no longer running.
 
-    It ends as failed if the deadline for committing the rows of its blobs has passed.
+    The fit fails if the deadline for committing the rows of its blobs has passed.
     """
     with database.write() as store:
         if not store.fits.runs(fit.id, fit.attempt):
@@ -165,7 +165,7 @@ def _document(found: Recommendation | None, numbers: list[int]) -> dict[str, Any
 def _recommended(
     judged: list[tuple[CalibrationSet, Calibrator, Judged]],
 ) -> Recommendation | None:
-    """Recommend one of several versions; None if there is nothing to choose from."""
+    """Recommend one of several versions; return None if there are fewer than two."""
     if len(judged) < 2:
         return None
     return recommend(
@@ -242,7 +242,7 @@ def _judged(
 
 
 def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
-    """Return the recipes of a fit; raise if one would need too much memory, before data is read."""
+    """Return the recipes of a fit; raise before reading data if one would need too much memory."""
     spec, found = attempt.fit.order, []
     for one in spec["methods"]:
         with named(one["method"]):
@@ -255,7 +255,7 @@ def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
 
 
 class _MethodProgress:
-    """The ``progress`` callback of one method; adds the method and its place, as plain JSON."""
+    """The ``progress`` callback of one method; adds the method and its position, as plain JSON."""
 
     def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
         self._hooks = hooks
@@ -292,7 +292,7 @@ def _written(
     recipe: Calibrator,
     judged: Judged,
 ) -> NewVersion:
-    """Write the blobs of a version, before its row: a row never names a missing blob."""
+    """Write the blobs of a version before its row, so that no row refers to a missing blob."""
     assert attempt.dataset is not None  # noqa: S101 - data was loaded from it
     fit, spec = attempt.fit, attempt.fit.order
     fitted, report = judged
@@ -340,20 +340,20 @@ def check_map_size(recipe: Calibrator, size: int) -> None:
     if size > MAX_MAP_BYTES:
         raise TooLarge(
             "map_too_large",
-            f"the map of {recipe.name!r} has {size / MEGABYTE:.0f} MiB, the limit is "
-            f"{MAX_MAP_BYTES / MEGABYTE:.0f}: choose fewer bins or segments, or a method "
+            f"the map of {recipe.name!r} takes {size / MEGABYTE:.0f} MiB, but the limit is "
+            f"{MAX_MAP_BYTES / MEGABYTE:.0f} MiB: choose fewer bins or segments, or a method "
             "with fewer parameters",
             limit=MAX_MAP_BYTES,
         )
 
 
 def check_maps_size(size: int) -> None:
-    """Raise TooLarge if the maps of a fit, which a worker holds all at once, are too large."""
+    """Raise TooLarge if the maps of a fit, all held in memory at once, are too large."""
     if size > MAX_FIT_BYTES:
         raise TooLarge(
             "maps_too_large",
-            f"the maps of this fit take over {MAX_FIT_BYTES / MEGABYTE:.0f} MiB together: fit "
-            "methods with so many parameters one at a time",
+            f"the maps of this fit take more than {MAX_FIT_BYTES / MEGABYTE:.0f} MiB in total: "
+            "fit methods with this many parameters one at a time",
             limit=MAX_FIT_BYTES,
         )
 
@@ -371,26 +371,26 @@ def _sha256(content: bytes) -> str:
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:
-    """Return how a stopped fit ends; None if another worker decides that."""
+    """Return the ending of a stopped fit; None if another worker decides it."""
     match reason:
         case Stop.CANCEL:
             return Ending(FitStatus.CANCELLED)
         case Stop.TIME_LIMIT:
             return failed(
                 "time_limit",
-                f"the fit took longer than {time_limit:g} seconds from its first start: "
+                f"the fit took longer than {time_limit:g} seconds since its first start: "
                 "send fewer rows or methods, or raise fit_seconds",
             )
     return None
 
 
 def failed(code: str, message: str) -> Ending:
-    """Return the outcome of a failed fit."""
+    """Return the ending of a failed fit."""
     return Ending(FitStatus.FAILED, error={"code": code, "message": message})
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; torch raises RuntimeErrors of its own for that."""
+    """Return whether memory ran out, for which torch raises RuntimeErrors of its own."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

@@ -1,4 +1,4 @@
-"""The queue of fits: rows of the table ``fits``, which workers claim, workspaces in turn."""
+"""The queue of fits: workers claim rows of the table ``fits``, round-robin over workspaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.storage.store import Store
 
 # between two polls of an idle worker that gets no notification
 LOOK_SECONDS = 15.0
-# before the next fit of a workspace whose fits lose workers
+# before the next fit of a workspace whose fits have lost their workers
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 
 
@@ -47,7 +47,7 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
 
 
 def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
-    """Return a predicate: must a workspace wait? It appends the seconds to ``pauses``."""
+    """Return a predicate for workspaces that must wait; it appends the seconds to ``pauses``."""
 
     def is_pausing(turn: Turn) -> bool:
         seconds = seconds_to_wait(store, turn.workspace)
@@ -62,7 +62,7 @@ def pause_after(losses: int) -> float:
     """Return the seconds that a workspace waits after ``losses`` lost workers in the last hour.
 
     A fit that exhausts the memory kills its worker, and starting another takes seconds. Fits of
-    other workspaces must not wait for that again and again.
+    other workspaces must not have to wait for that repeatedly.
 
     >>> [pause_after(losses) for losses in (0, 1, 2, 3, 50)]
     [0.0, 5.0, 10.0, 20.0, 600.0]

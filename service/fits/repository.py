@@ -1,4 +1,4 @@
-"""SQL on fits and the workers that run them."""
+"""SQL for fits and the workers that run them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, datasets, fits, workers
 
-# a literal, because a plan for a parameter could not use the partial index of queued fits
+# a literal: with a parameter, the plan could not use the partial index of queued fits
 QUEUED = fits.c.status == literal_column(f"'{FitStatus.QUEUED}'")
 
 
 class Losses(NamedTuple):
-    """How many attempts lost their workers, and how many seconds ago the last one did."""
+    """The number of attempts that lost their workers, and the seconds since the last loss."""
 
     attempts: int
     seconds_ago: float
@@ -49,10 +49,10 @@ class Turn(NamedTuple):
 
 
 class Fits(Repository):
-    """Fits. Final writes are fenced: they name the attempt that makes them."""
+    """Fits. Final writes are fenced: they apply only while their attempt is running."""
 
     def add(self, workspace: str, **facts: Any) -> Fit:
-        """Add a fit, queued."""
+        """Add a queued fit."""
         values = {
             "id": new_id("fit"),
             "workspace": workspace,
@@ -72,14 +72,14 @@ class Fits(Repository):
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:
-        """Return a fit by its id, of any workspace unless one is named."""
+        """Return a fit by its id, from any workspace unless ``workspace`` is given."""
         chosen = select(fits).where(fits.c.id == id)
         return self._fit(
             chosen if workspace is None else chosen.where(fits.c.workspace == workspace)
         )
 
     def several(self, ids: Collection[str]) -> list[Fit]:
-        """Return fits by their ids, of all workspaces."""
+        """Return fits by their ids, from all workspaces."""
         return self._fits(select(fits).where(fits.c.id.in_(ids)))
 
     def page(
@@ -104,7 +104,7 @@ class Fits(Repository):
         calibrator: str | None = None,
         status: FitStatus | None = None,
     ) -> int:
-        """Return how many fits of a page of at most ``limit`` are not too large together."""
+        """Return how many of the next ``limit`` fits a page can hold within its size limit."""
         chosen = self._newest(workspace, after, calibrator, status)
         return self._affordable(chosen.limit(limit), fits.c.order, fits.c.progress, fits.c.error)
 
@@ -122,9 +122,9 @@ class Fits(Repository):
         return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
     def turns(self, queues: Sequence[str]) -> list[Turn]:
-        """Return the workspaces with queued fits, the one whose last fit started earliest first.
+        """Return the workspaces with queued fits, sorted by the start of their last fit.
 
-        It takes a few index lookups per workspace, however many fits are queued.
+        It takes a few index lookups per workspace, regardless of the number of queued fits.
         """
         found = _waiting_workspaces(queues)
         served = (
@@ -142,12 +142,12 @@ class Fits(Repository):
         return [Turn(*row) for row in self.session.execute(chosen)]
 
     def start_next(self, turn: Turn, *, worker: str, device: str) -> Fit | None:
-        """Start the oldest queued fit that nobody else is claiming; return None without one."""
+        """Start the oldest queued fit that no other worker is claiming, if there is one."""
         oldest = _waiting(fits.c.id, turn.queue, turn.workspace).with_for_update(skip_locked=True)
         return self.start(oldest.scalar_subquery(), worker=worker, device=device)
 
     def start(self, id: str | ScalarSelect[str], *, worker: str, device: str) -> Fit | None:
-        """Start the next attempt of a queued fit; return None if it is not queued any more."""
+        """Start the next attempt of a queued fit; return None if it is no longer queued."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         return self._fit(
             update(fits)
@@ -169,28 +169,28 @@ class Fits(Repository):
         )
 
     def advance(self, id: str, attempt: int, progress: dict[str, Any]) -> bool | None:
-        """Write progress; return whether a cancel was requested, None if the attempt is over."""
+        """Write progress; return whether a cancel was requested, or None if the attempt is over."""
         changed = update(fits).where(self._running(id, attempt)).values(progress=progress)
         found: bool | None = self.session.scalar(changed.returning(fits.c.cancel_requested))
         return found
 
     def runs(self, id: str, attempt: int) -> bool:
-        """Return whether this attempt runs; lock it until the transaction ends."""
+        """Return whether this attempt is running; lock the fit until the transaction ends."""
         chosen = select(fits.c.id).where(self._running(id, attempt)).with_for_update()
         return self.session.scalar(chosen) is not None
 
     def finish(self, id: str, attempt: int, status: FitStatus, **facts: Any) -> Fit | None:
-        """End a running attempt; return None, and change nothing, if it does not run."""
+        """End an attempt; if it is not running, change nothing and return None."""
         ended = update(fits).where(self._running(id, attempt))
         announce(self.session, FITS_DONE)
         return self._fit(ended.values(status=status, finished_at=now(), **facts).returning(*fits.c))
 
     def hand_back(self, id: str, attempt: int) -> bool:
-        """Queue a fit again, as if this attempt had not been made."""
+        """Requeue a fit without counting this attempt."""
         return self._wait_again(id, attempt, attempt=attempt - 1)
 
     def requeue(self, id: str, attempt: int) -> bool:
-        """Queue a fit again after its worker was lost; the attempt counts."""
+        """Requeue a fit whose worker was lost; the attempt counts."""
         return self._wait_again(id, attempt, lost_at=now())
 
     def _wait_again(self, id: str, running: int, **facts: Any) -> bool:
@@ -210,7 +210,7 @@ class Fits(Repository):
         return Losses(*self.session.execute(chosen).one())
 
     def cancel(self, id: str) -> Fit | None:
-        """Cancel a queued fit at once, ask a running one to stop; return None if it is final."""
+        """Cancel a queued fit at once, or ask a running one to stop; return None if it is final."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         done = {"status": FitStatus.CANCELLED, "cancel_requested": True, "finished_at": now()}
         ended = self._fit(update(fits).where(waits).values(**done).returning(*fits.c))
@@ -221,22 +221,22 @@ class Fits(Repository):
         return self._fit(update(fits).where(runs).values(cancel_requested=True).returning(*fits.c))
 
     def count_open(self, workspace: str) -> int:
-        """Return how many fits of a workspace wait or run."""
+        """Return how many fits of a workspace are waiting or running."""
         is_open = (fits.c.workspace == workspace) & fits.c.status.in_(OPEN)
         return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
 
     def running_on(self, worker: str) -> list[Fit]:
-        """Return the fits that run on a worker."""
+        """Return the fits that are running on a worker."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)
         return self._fits(select(fits).where(mine))
 
     def without_worker(self) -> list[Fit]:
-        """Return the fits that run on unknown workers."""
+        """Return the running fits whose workers are unknown."""
         known = select(workers.c.id).where(workers.c.id == fits.c.worker).exists()
         return self._fits(select(fits).where(fits.c.status == FitStatus.RUNNING, ~known))
 
     def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
-        """Return datasets to delete after their fits, which are all final; workspaces in turn."""
+        """Return ``delete_after_fit`` datasets without open fits, round-robin over workspaces."""
         chosen = and_(
             datasets.c.delete_after_fit,
             needed_by_fits(datasets.c.id),
@@ -245,7 +245,7 @@ class Fits(Repository):
         return self._all(Dataset, in_turns(chosen, limit))
 
     def counts(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Return the number of fits and their total seconds, by status and queue."""
+        """Return the number of fits and their total duration in seconds, by status and queue."""
         seconds = func.coalesce(func.sum(fits.c.finished_at - fits.c.started_at), 0.0)
         chosen = select(fits.c.status, fits.c.queue, func.count(), seconds)
         rows = self.session.execute(chosen.group_by(fits.c.status, fits.c.queue)).all()
@@ -284,9 +284,9 @@ def _waiting(
 
 
 def _waiting_workspaces(queues: Sequence[str]) -> CTE:
-    """Select each queue with its workspaces, stepping from one to the next in an index.
+    """Select each queue with its waiting workspaces, stepping through an index.
 
-    The workspaces of a queue begin with an empty name and end with NULL.
+    The rows of a queue begin with an empty workspace and end with NULL.
     """
     names = union_all(*(select(_text(one).label("queue")) for one in queues)).subquery()
     begin = select(names.c.queue, _text("").label("workspace"))
@@ -313,9 +313,9 @@ class WorkerRepository(Repository):
         self._execute(insert(workers).values(started_at=now(), seen_at=now(), **values))
 
     def renew(self, id: str) -> bool:
-        """Renew a heartbeat, and keep others from removing the worker within the transaction.
+        """Renew a heartbeat, which keeps others from removing the worker in this transaction.
 
-        Return False if the worker is unknown: it was declared dead, or has never sent one.
+        Return False if the worker is unknown: it was declared dead, or has never sent a heartbeat.
         """
         return self._execute(update(workers).where(workers.c.id == id).values(seen_at=now())) == 1
 
@@ -324,7 +324,7 @@ class WorkerRepository(Repository):
         self._execute(delete(workers).where(workers.c.id == id))
 
     def remove_silent(self, id: str, for_seconds: float) -> bool:
-        """Remove a worker without a heartbeat for so long, unless one is being written."""
+        """Remove a worker without a heartbeat for ``for_seconds``, unless one is being written."""
         is_silent = (workers.c.id == id) & (workers.c.seen_at <= now() - for_seconds)
         found = select(workers.c.id).where(is_silent).with_for_update(skip_locked=True)
         return self._execute(delete(workers).where(workers.c.id.in_(found))) == 1

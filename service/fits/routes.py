@@ -72,16 +72,18 @@ ARRAY_OPTIONS = ("kind", "delete_after_fit")
     summary="Fit a calibrator",
     openapi_extra=FIT_BODY,
     responses={201: {"model": FitOut, "description": "Finished while the caller waited"}},
-    response_description="Accepted; Location is where to poll",
+    response_description="Accepted; poll the URL in Location",
 )
 async def create_fit(
     request: Request,
     joined: Joined,
     caller: Caller,
     name: openapi.Name,
-    kind: Annotated[KindName | None, Query(description="of logits sent in this call")] = None,
+    kind: Annotated[
+        KindName | None, Query(description="kind of the values sent in this call")
+    ] = None,
     delete_after_fit: Annotated[
-        bool, Query(description="delete what is sent in this call")
+        bool, Query(description="delete the data of this call after the fit")
     ] = False,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
@@ -91,7 +93,7 @@ async def create_fit(
     JSON: `{"dataset": "ds_...", "method": "smart"}`, or with `logits` and `labels` in place of
     `dataset`. Any other format: the arrays in the body, everything else in the query
     (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10` the response
-    comes when the fit has succeeded (201), or after at most 10 seconds (202).
+    is sent once the fit has finished, after at most 10 seconds: 201 if it has succeeded, else 202.
     """
     key = check_key(idempotency_key)
     keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
@@ -138,7 +140,7 @@ async def get_fit(
     id: openapi.FitId,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """Return a fit; with `Prefer: wait=10` once it is finished, or after at most 10 seconds."""
+    """Return a fit; with `Prefer: wait=10`, wait until it has finished, at most 10 seconds."""
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
@@ -165,7 +167,7 @@ async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Respo
 
 @router.delete("/fits/{id}", summary="Cancel a fit")
 def cancel_fit(joined: Joined, caller: Caller, id: openapi.FitId) -> FitOut:
-    """Cancel a queued fit at once, or a running one within seconds; 409 if it is finished."""
+    """Cancel a queued fit at once, or a running one within seconds; 409 if it has finished."""
     with joined.database.write() as store:
         return FitOut.of(fits.cancel(store, caller, id))
 
@@ -211,7 +213,7 @@ def _submit(
 
     try:
         return submitted(added()), False
-    except NotFound:  # equal bytes were stored for another fit only, which has ended since
+    except NotFound:  # equal bytes were stored only for another fit, which has ended meanwhile
         return submitted(added()), False
 
 
@@ -223,7 +225,7 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit as the Prefer header asks; return it and the seconds that were honoured.
+    """Wait for the fit as the Prefer header requests; return it and the honoured seconds.
 
     A caller with too many waiting requests is answered at once: waiting is only a preference.
     """
@@ -240,7 +242,7 @@ async def _finished(
 
 
 def _wait(prefer: str | None) -> int:
-    """Return the seconds that a Prefer header asks to wait, at most a minute."""
+    """Return the seconds to wait that a Prefer header requests, at most a minute."""
     found = WAIT.search(prefer or "")
     return min(int(found[1]), LONGEST_WAIT) if found else 0
 
@@ -253,7 +255,7 @@ def _answer(fit: Fit, status: int, headers: dict[str, str]) -> JSONResponse:
 
 @dataclass(frozen=True)
 class SentFit:
-    """A checked request, with the media type of the arrays if they came with it."""
+    """A checked request, with the media type of its arrays if it contained any."""
 
     request: FitRequest
     arrays_type: str | None
@@ -262,7 +264,7 @@ class SentFit:
 async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runner) -> SentFit:
     """Read and check a request before its arrays are received into ``arrived``.
 
-    ``run`` is where bodies are parsed and checked: the caller's input determines how long it takes.
+    ``run`` parses and checks bodies in a thread: the caller's input determines how long it takes.
     """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != JSON:
@@ -284,14 +286,14 @@ def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
     document, arrays = _split(body)
     checked = _checked(document, "body")
     if arrays is None and checked.dataset is None:
-        raise Invalid("no_dataset", "name a dataset, or send logits and labels in this call")
+        raise Invalid("no_dataset", "send a dataset id, or logits and labels in this call")
     if arrays is not None and checked.dataset is not None:
-        raise Invalid("two_datasets", "name a dataset or send logits and labels, not both")
+        raise Invalid("two_datasets", "send a dataset id or logits and labels, not both")
     return _request(checked, name), arrays
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
-    """Split a JSON body into its other fields and its arrays."""
+    """Split a JSON body into plain fields and arrays."""
     document = json_body.parse(body)
     if not isinstance(document, dict):
         raise Invalid("invalid_request", "the body must be a JSON object")
@@ -302,7 +304,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
 
 
 def _from_query(request: Request) -> dict[str, Any]:
-    """Return the fields of a fit in the query, which is where they are if the body is arrays."""
+    """Return the fields of a fit from the query, which holds them if the body holds arrays."""
     fields: dict[str, Any] = {}
     methods: list[str] = []
     for name, value in request.query_params.multi_items():
@@ -362,6 +364,6 @@ def _request(body: FitIn, name: str) -> FitRequest:
 def _methods(body: FitIn) -> list[MethodSpec]:
     if body.methods is not None:
         if body.method is not None or body.params is not None:
-            raise Invalid("two_methods", "give method and params, or methods, not both")
+            raise Invalid("two_methods", "send method and params, or methods, not both")
         return [MethodSpec(one.method, one.params) for one in body.methods]
     return [MethodSpec(body.method or DEFAULT_METHOD, body.params or {})]

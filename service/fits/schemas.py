@@ -25,7 +25,9 @@ from service.storage import records
 
 REASON = "smart has the lowest NLL (0.2441) of the 2 that lose neither accuracy nor ranking"
 
-DatasetName = Annotated[str, Field(pattern=ID_PATTERN, description="its id, or sha256:{hash}")]
+DatasetName = Annotated[
+    str, Field(pattern=ID_PATTERN, description="id of the dataset, or sha256:{hash}")
+]
 
 
 # fields of a fit that are in the query if the body holds arrays
@@ -72,8 +74,8 @@ FIT_BODY: dict[str, Any] = {
             "name": name,
             "in": "query",
             "schema": {"type": TYPES[NUMBERS.get(name, str)]},
-            "description": f"{FitIn.model_fields[name].description or 'as in JSON'}"
-            f"{', written as JSON' * (name in DOCUMENTS)}"
+            "description": f"{FitIn.model_fields[name].description or 'as in the JSON body'}"
+            f"{', encoded as JSON' * (name in DOCUMENTS)}"
             f"{'; may be repeated' * (name == 'method')}; "
             "only if the body is not JSON",
         }
@@ -106,7 +108,7 @@ class FitError(Body):
 
 
 class RecommendationOut(Body):
-    """Which version of a fit to use and why; null if none is recommended."""
+    """The recommended version of a fit and the reason; `version` is null if there is none."""
 
     version: int | None = Field(examples=[4])
     reason: str = Field(examples=[REASON])
@@ -168,9 +170,9 @@ class FitOut(Body):
 
 
 class MethodOut(Body):
-    """A method, its parameters as a JSON schema, and whether it can change the class.
+    """A method, its parameters as a JSON schema, and whether it keeps the predicted class.
 
-    A method with `needs_segments` is fitted on rows that name their segments.
+    A method with `needs_segments` can be fitted only on rows with segments.
     """
 
     name: str = Field(examples=["temperature"])

@@ -43,7 +43,7 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class FitSpec:
-    """What a fit does, apart from its data."""
+    """The specification of a fit, without its data."""
 
     methods: Sequence[MethodSpec]
     seed: int = 0
@@ -54,7 +54,7 @@ class FitSpec:
 
     @cached_property
     def recipes(self) -> list[Calibrator]:
-        """The recipes of the methods; cached, because making many takes a while."""
+        """The recipes of the methods; cached because building many takes a while."""
         return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
 
     def check(self) -> None:
@@ -70,12 +70,12 @@ class FitSpec:
         check_notes(self.tags, self.description)
 
     def _check_size(self) -> None:
-        """Raise TooLarge if the methods are long: they are stored, and part of many responses."""
+        """Raise TooLarge if the methods are too long: they are stored and returned in responses."""
         length = sum(len(one.method) + _length(one.params) for one in self.methods)
         if length > LONGEST_SPEC:
             raise TooLarge(
                 "fit_too_large",
-                f"the methods of a fit and their parameters may have at most {LONGEST_SPEC} "
+                f"the methods of a fit and their parameters may take at most {LONGEST_SPEC} "
                 f"characters, got about {length}",
                 limit=LONGEST_SPEC,
             )
@@ -99,17 +99,17 @@ class FitRequest:
     keeping: Retention | None = None
 
     def check(self) -> None:
-        """Raise if the request is invalid whatever the dataset."""
+        """Raise if the request is invalid regardless of the dataset."""
         check_name(self.calibrator, "a calibrator")
         self.order.check()
         if self.evaluation is not None and self.order.held_out is not None:
-            raise Invalid("two_judges", "give held_out or an evaluation dataset, not both")
+            raise Invalid("two_judges", "send held_out or an evaluation dataset, not both")
 
 
 def replayed(
     store: Store, principal: Principal, request: FitRequest, key: str | None
 ) -> Fit | None:
-    """Return the fit that an equal request with this key submitted before."""
+    """Return the fit that an earlier, equal request with this key submitted, if any."""
     known = idempotency.answered(store, principal, key, asdict(request))
     return None if known is None else find(store, principal, known["fit"])
 
@@ -126,8 +126,8 @@ def submit(
 ) -> Fit:
     """Submit a fit on a dataset.
 
-    ``memory_limit`` is how many bytes a fit may need, by estimate, ``most_open`` how many fits
-    of a workspace may wait or run; None means no limit.
+    ``memory_limit`` is the maximum estimated memory of a fit in bytes, ``most_open`` the maximum
+    number of waiting and running fits of a workspace; None means no limit.
     """
     _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
@@ -162,16 +162,16 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
 
 
 def cancel(store: Store, principal: Principal, id: str) -> Fit:
-    """Cancel a fit, at once if it waits, within seconds if it runs; repeating it is no error."""
+    """Cancel a fit: at once if it is waiting, within seconds if it is running; safe to repeat."""
     found = find(store, principal, id)
     changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
-        raise Conflict("fit_is_final", f"this fit has {found.status}: there is nothing to cancel")
+        raise Conflict("fit_is_final", f"this fit has already {found.status}")
     return changed or found
 
 
 def _check_open(store: Store, principal: Principal, most: int | None) -> None:
-    """Raise TooMany if a workspace has ``most`` fits waiting or running."""
+    """Raise TooMany if a workspace has ``most`` or more waiting and running fits."""
     if most is None:
         return
     store.keys.lock_workspace(principal.workspace)  # else concurrent calls could exceed the limit
@@ -179,7 +179,7 @@ def _check_open(store: Store, principal: Principal, most: int | None) -> None:
     if count >= most:
         raise TooMany(
             "too_many_fits",
-            f"{count} fits of this workspace are waiting or running, the limit is {most}: "
+            f"{count} fits of this workspace are waiting or running, and the limit is {most}: "
             "wait for some to finish, or cancel some",
             limit=most,
         )
@@ -221,12 +221,12 @@ def check_memory(
 ) -> None:
     """Raise TooLarge if a fit would need more than ``limit`` bytes of memory, by estimate.
 
-    The estimate uses the metadata of the datasets; none of them is loaded for it.
+    The estimate uses only the metadata of the datasets; none is loaded.
     """
     needed = fit_bytes(recipe, data, evaluation, held_out)
     if limit is None or needed <= limit:
         return
-    judged = "" if evaluation is None else f", judged on {evaluation.rows or 0:,} others"
+    judged = "" if evaluation is None else f", judged on {evaluation.rows or 0:,} other rows"
     raise TooLarge(
         "too_much_memory",
         f"the method {recipe.name!r} needs about {needed / GIGABYTE:.2g} GiB of memory for "
@@ -249,10 +249,10 @@ def fit_bytes(
 
 
 def _reading_bytes(dataset: Dataset) -> int:
-    """Estimate the memory of a loaded dataset besides its logits and labels."""
+    """Estimate the memory of a loaded dataset in addition to its logits and labels."""
     rows, classes = dataset.rows or 0, dataset.classes or 0
     found = 0
-    if dataset.kind == "probabilities":  # these are kept beside their logarithms
+    if dataset.kind == "probabilities":  # kept alongside their logarithms
         found += 8 * rows * classes
     if dataset.segments is not None:
         found += 2 * 8 * rows
@@ -282,7 +282,7 @@ def _queue_for(store: Store, device: Device) -> str:
         return CPU
     has_gpu = any(GPU in worker.queues for worker in store.workers.alive(WORKER_IS_ALIVE))
     if device == "gpu" and not has_gpu:
-        raise Conflict("no_gpu", "no worker with a GPU is running: ask for auto or cpu")
+        raise Conflict("no_gpu", "no worker with a GPU is running: set device to auto or cpu")
     return GPU if has_gpu else CPU
 
 
@@ -301,7 +301,7 @@ class FitWatcher(Watcher[str, Fit]):
         return self.changes(fit.id, fit, _is_final)
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """Return the fit once it is final, or as it is after ``seconds`` or at ``stop``."""
+        """Return the fit once it is final, after ``seconds``, or when ``stop`` is called."""
         return await self.until(fit.id, fit, _is_final, seconds)
 
 

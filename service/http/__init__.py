@@ -1,1 +1,1 @@
-"""HTTP ground that all features share: problems, paging, ETags, OpenAPI, dependencies."""
+"""HTTP code that all features share: problems, paging, ETags, OpenAPI, dependencies."""

@@ -14,12 +14,12 @@ from fastapi.responses import StreamingResponse
 from service.errors import BlobCorrupt
 from service.storage.blobs import Blobs
 
-PIECE = 1 << 18
+PIECE = 1 << 17
 BINARY = "application/octet-stream"
 
 
 def blob_response(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) -> Response:
-    """Return a response with a blob whose hash was checked; stream it unless it is small."""
+    """Return a response with a blob whose hash has been checked; stream it unless it is small."""
     with ExitStack() as opened:
         path = opened.enter_context(blobs.file(key, sha256))
         file = opened.enter_context(path.open("rb"))
@@ -41,6 +41,6 @@ def _pieces(opened: ExitStack, file: BinaryIO, sha256: str) -> Iterator[bytes]:
             digest.update(piece)
             next_piece = file.read(PIECE)
             if not next_piece and digest.hexdigest() != sha256:
-                raise BlobCorrupt("blob_corrupt", "the stored bytes changed while they were sent")
+                raise BlobCorrupt("blob_corrupt", "the stored bytes changed during the transfer")
             yield piece
             piece = next_piece

@@ -9,12 +9,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-# serialised in about a millisecond
+# a block is serialised in about a millisecond
 BLOCK_NUMBERS = 1 << 14
 
 
 def write(document: dict[str, Any], **lists: Iterable[Any]) -> bytes:
-    """Return a JSON object of a document's fields and of lists, each passed as its blocks.
+    """Return a JSON object of a document's fields and of lists, each passed in blocks.
 
     >>> write({"a": 1}, b=blocks(np.arange(3)), c=[])
     b'{"a":1,"b":[0,1,2],"c":[]}'

@@ -13,20 +13,20 @@ from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
 
-# The parser holds the GIL until it ends, and its objects take memory. The budget is what
-# 1.5 million numbers need: about 0.1 s and 100 MB.
+# The parser holds the GIL until it ends, and its objects take memory. The budget covers
+# 1.5 million numbers: about 0.1 s and 100 MB.
 MAX_COST = 1_500_000
 MAX_DEPTH = 32
-# the cost of what each character begins: a value, a list, an object, a key
+# the cost of the item that each character starts: a value, a list, an object, a key
 COSTS = {b",": 1, b"[": 5, b"{": 3, b":": 2}
 _BLOCK = 1 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
-    """Parse a JSON text; refuse NaN, Infinity, numbers beyond float64 and deep nesting.
+    """Parse a JSON document; refuse NaN, Infinity, numbers beyond float64 and deep nesting.
 
-    Text that could hold more values than the budget allows is refused before it is parsed.
+    A document that could hold more values than the budget allows is refused before parsing.
     """
     check_cost(body, most_cost)
     check_depth(body)
@@ -38,9 +38,9 @@ def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
 
 
 def check_cost(body: Bytes, most: int = MAX_COST) -> None:
-    """Raise TooLarge if a JSON text may hold more values, lists and objects than allowed.
+    """Raise TooLarge if a JSON document may hold more values, lists and objects than allowed.
 
-    Counts characters, including those inside strings, which takes milliseconds for any body.
+    This counts characters, including those inside strings, and takes milliseconds for any body.
     """
     if max(COSTS.values()) * len(body) <= most:
         return
@@ -48,17 +48,17 @@ def check_cost(body: Bytes, most: int = MAX_COST) -> None:
     if sum(text.count(character) * cost for character, cost in COSTS.items()) > most:
         raise TooLarge(
             "too_many_values",
-            f"the JSON holds too many values: lists, objects and numbers together may cost {most}"
-            " (a number 1, a list 6, a key 3, an object 4). Send fewer, or arrays as npy, npz or"
-            " safetensors",
+            f"the JSON holds too many values: lists, objects and numbers may cost {most} in total"
+            " (a number costs 1, a list 6, a key 3, an object 4). Send fewer values, or send arrays"
+            " as npy, npz or safetensors",
             limit=most,
         )
 
 
 def check_depth(body: Bytes, most: int = MAX_DEPTH) -> None:
-    """Raise Invalid if the brackets of a large JSON text are nested too deeply.
+    """Raise Invalid if the brackets of a large JSON document are nested too deeply.
 
-    Small texts are parsed whatever their depth.
+    Small documents are parsed regardless of their depth.
     """
     if len(body) <= SMALL_BYTES:
         return
@@ -75,7 +75,7 @@ def check_depth(body: Bytes, most: int = MAX_DEPTH) -> None:
 
 
 def _without_strings(text: bytes) -> Iterator[bytes]:
-    r"""Yield a JSON text block by block, without the contents of its strings.
+    r"""Yield a JSON document block by block, without the contents of its strings.
 
     >>> list(_without_strings(b'{"a[": "\\\"["}'))
     [b'{": "}']
@@ -117,4 +117,4 @@ def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) ->
 
 
 def _too_deep(most: int) -> Invalid:
-    return Invalid("too_deep", f"lists and objects may be nested at most {most} deep")
+    return Invalid("too_deep", f"lists and objects may be nested at most {most} levels deep")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the service, in a registry of their own."""
+"""Prometheus metrics of the service, in their own registry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Metrics:
         )
         lookups = Counter(
             "calibrd_map_cache_lookups",
-            "Lookups of maps in memory.",
+            "Map lookups in memory.",
             ("result",),
             registry=self.registry,
         )
@@ -85,7 +85,7 @@ class Metrics:
         self.registry.register(_CallbackCollector(collect))
 
     def render(self) -> tuple[bytes, str]:
-        """Return all metrics as text, and its content type."""
+        """Return all metrics as text, and the content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
@@ -97,5 +97,5 @@ class _CallbackCollector(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        # without this the registry collects once at registration, before there is a database
+        # otherwise the registry collects once at registration, before there is a database
         return ()

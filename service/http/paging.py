@@ -45,7 +45,7 @@ def paged(
 
 
 def affordable(costs: Iterable[int], most: int) -> int:
-    """Return how many items of a page, at least one, cost no more than ``most`` together.
+    """Return how many items fit a page whose total cost is at most ``most``; at least one.
 
     >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
     (2, 1)
@@ -54,7 +54,7 @@ def affordable(costs: Iterable[int], most: int) -> int:
 
 
 def json_response(answer: BaseModel) -> Response:
-    """Return a large answer as JSON, serialised on the calling thread, not on the event loop."""
+    """Return a large response as JSON, serialised on the calling thread, not on the event loop."""
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 

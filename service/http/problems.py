@@ -45,7 +45,7 @@ class Problem:
     detail: str
     details: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    unlisted_status: int = 500  # of a code that is not in the table
+    unlisted_status: int = 500  # for codes that are not in the table
 
     @property
     def status(self) -> int:
@@ -57,7 +57,7 @@ def problem_response(scope: Scope, error: Exception) -> Response:
     """Return the response to a request that ended in ``error``; log unexpected errors."""
     problem = problem_of(scope, error)
     if isinstance(error, errors.Damaged | errors.Unusable):
-        pass  # not a bug; the code that raised it has logged the blob
+        pass  # not a bug; the code that raised it has already logged the blob
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
     elif isinstance(error, DATABASE_DOWN):
@@ -67,10 +67,10 @@ def problem_response(scope: Scope, error: Exception) -> Response:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that was handled.
+    """Drop the tracebacks of an error that has been handled.
 
-    The framework's frames refer to the errors that they raise, a cycle that would keep the body of
-    every refused request until the garbage collector runs.
+    The framework's frames refer to the errors that they raise: a cycle that would keep the body of
+    every refused request in memory until the garbage collector runs.
     """
     for _ in range(MAX_CAUSES):
         if error is None:
@@ -80,10 +80,10 @@ def _drop_tracebacks(error: BaseException | None) -> None:
 
 
 def install_problems(app: Starlette) -> None:
-    """Turn every exception of a route of ``app`` into a problem response.
+    """Turn every exception in a route of ``app`` into a problem response.
 
-    Wrap the app in ``LastResort`` as well: it handles exceptions of middleware, and keeps the
-    server from logging a traceback that was logged here.
+    Wrap the app in ``LastResort`` as well: it handles exceptions in middleware, and keeps the
+    server from logging a traceback that has been logged here.
     """
     known = (errors.ServiceError, CalibrationError, RequestValidationError, HTTPException)
     for kind in (*known, ClientDisconnect, *DATABASE_DOWN, Exception):
@@ -97,7 +97,7 @@ class LastResort:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; send a problem if it raised before its response started."""
+        """Run the app; send a problem if it raises before its response has started."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -149,7 +149,7 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
         case ClientDisconnect():
             return Problem("truncated_body", "the connection closed before the body ended")
         case _ if isinstance(error, DATABASE_DOWN):
-            sentence = "the database does not respond at the moment; try again"
+            sentence = "the database is not responding at the moment; try again"
             return Problem("database_unavailable", sentence, headers=_retry_after({}))
         case _:
             sentence = (
@@ -199,7 +199,7 @@ def _field_name(location: tuple[int | str, ...]) -> str:
 
 
 def _rule(item: Mapping[str, Any]) -> str:
-    if item["type"] == "union_tag_invalid":  # the one message of pydantic that quotes the input
+    if item["type"] == "union_tag_invalid":  # the only message of pydantic that quotes the input
         return f"must have one of the tags {item['ctx']['expected_tags']}"
     rule = str(item["msg"]).removeprefix("Value error, ")
     return rule[:1].lower() + rule[1:]
@@ -221,13 +221,13 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
         return Problem("method_not_allowed", sentence, headers={"Allow": allowed})
     phrase = HTTPStatus(status).phrase
     if status == HTTPStatus.NOT_FOUND and error.detail == phrase:
-        return Problem("no_such_route", "there is no such path; /docs lists those there are")
+        return Problem("no_such_route", "there is no such path; /docs lists all paths")
     code = phrase.lower().replace(" ", "_").replace("-", "_")
     return Problem(code, str(error.detail), headers=headers, unlisted_status=status)
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Return every method of the path; the router only names those of the first match."""
+    """Return every method of the path; the router only returns those of the first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""
@@ -282,7 +282,7 @@ def _ascii(text: str) -> str:
 
 
 def _log_unexpected(scope: Scope, error: Exception) -> None:
-    # the app's own handler re-raises it after responding: log it there only
+    # the app's own handler re-raises it after responding: log it only there
     if scope.get("logged_error") is error:
         return
     scope["logged_error"] = error

@@ -32,7 +32,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Refuse an object with very many fields at once: each would be an error of its own."""
+    """Refuse an object with very many fields as a whole: each would be an error of its own."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
         # a ValueError would keep its frame alive, and with it the whole body
         raise PydanticCustomError(
@@ -47,11 +47,11 @@ TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
 class Body(BaseModel):
-    """A request or response body; its example is made of the examples of its fields."""
+    """A request or response body; its example consists of the examples of its fields."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Return the examples of its fields, without optional fields that have none.
+        """Return the examples of the fields, without optional fields that have none.
 
         >>> class Pair(Body):
         ...     name: str = Field(examples=["web"])
@@ -72,7 +72,7 @@ class Body(BaseModel):
 
 
 def _example(kind: Any) -> Any:
-    """Return an example of a type: of the body that it holds, or its emptiest value."""
+    """Return an example of a type: that of the body it contains, or its empty value."""
     if _is_body(kind):
         return kind.example()
     inner = get_args(kind)

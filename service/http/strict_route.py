@@ -20,12 +20,12 @@ INLINE_JSON_BYTES = 1 << 14
 
 
 class StrictRequest(Request):
-    """A request whose JSON has no NaN, no Infinity and no more values than the route allows."""
+    """A request whose JSON has no NaN, no Infinity, and no more values than the route allows."""
 
     most_body_cost = MAX_BODY_COST
 
     async def json(self) -> Any:
-        """Return the body as JSON; parse large ones off the event loop."""
+        """Return the body as JSON; parse a large body off the event loop."""
         body = await self.body()
         await take_turn(self.scope)
         if len(body) <= INLINE_JSON_BYTES:
@@ -37,7 +37,7 @@ class StrictRoute(APIRoute):
     """A route that checks the scope first and refuses unknown or repeated query parameters.
 
     Attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
-    and ``most_body_cost`` is how many values its JSON may hold (see ``json_body.check_cost``).
+    and ``most_body_cost`` limits the values in its JSON (see ``json_body.check_cost``).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -72,8 +72,8 @@ def _check_query(request: Request, known: list[str]) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
-            which = f"known are {', '.join(sorted(known))}" if known else "there are none"
-            raise Invalid("unknown_parameter", f"query.{name[:40]}: not known here; {which}")
+            which = f"send only {', '.join(sorted(known))}" if known else "there are none"
+            raise Invalid("unknown_parameter", f"query.{name[:40]}: unknown parameter; {which}")
         if name in seen:
-            raise Invalid("unknown_parameter", f"query.{name}: given more than once")
+            raise Invalid("unknown_parameter", f"query.{name}: sent more than once")
         seen.add(name)

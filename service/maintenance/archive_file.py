@@ -59,11 +59,11 @@ class BackupWriter:
         self.members: list[BackupMember] = []
 
     def add(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Add a member; errors of ``pieces`` propagate."""
+        """Add a member; errors raised by ``pieces`` propagate."""
         info = tarfile.TarInfo(name)
         info.mode, info.mtime = 0o600, int(self._created_at)
         start = self._file.tell()
-        # reserve the header, which has a fixed size, until the size of the member is known
+        # reserve space for the header, which has a fixed size, until the member's size is known
         self._file.write(bytes(len(info.tobuf(tarfile.GNU_FORMAT))))
         digest = hashlib.sha256()
         try:
@@ -96,14 +96,14 @@ class BackupReader:
         found = tar.getmembers()
         self._infos = {info.name: info for info in found}
         if len(self._infos) != len(found):
-            raise _not_a_backup("it has two files of the same name")
+            raise _not_a_backup("it has two files with the same name")
         self.manifest = self._manifest()
         named = {member.name for member in self.manifest.members}
         if named != self._infos.keys() - {MANIFEST, MANIFEST_HASH}:
-            raise _not_a_backup("its files are not those in its manifest")
+            raise _not_a_backup("its files differ from those in its manifest")
         for name in named:
             if not _NAME.fullmatch(name) or not self._infos[name].isreg():
-                raise _not_a_backup(f"it has a file {name[:200]!r}, which no backup has")
+                raise _not_a_backup(f"it has an unexpected file {name[:200]!r}")
 
     @property
     def blobs(self) -> Iterator[str]:
@@ -126,14 +126,14 @@ class BackupReader:
             with self._open(member.name) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
             if (self._infos[member.name].size, sha256) != (member.bytes, member.sha256):
-                raise _damaged(f"{member.name} has other bytes than were backed up")
+                raise _damaged(f"{member.name} differs from what was backed up")
 
     def _manifest(self) -> Manifest:
         if not {MANIFEST, MANIFEST_HASH, DATABASE} <= self._infos.keys():
             raise _not_a_backup("it has no manifest or no database; its end may be missing")
         text = self._open(MANIFEST).read()
         if hashlib.sha256(text).hexdigest().encode() != self._open(MANIFEST_HASH).read():
-            raise _damaged("its manifest has other bytes than were written")
+            raise _damaged("its manifest differs from what was written")
         try:
             return _parsed(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
@@ -170,7 +170,7 @@ def _parsed(document: dict[str, Any]) -> Manifest:
     if format != FORMAT:
         raise Invalid(
             "unknown_format",
-            f"the backup has format {format}, but this program reads {FORMAT}: "
+            f"the backup has format {format}, but this program reads format {FORMAT}: "
             f"restore it with calibrd {document.get('calibrd')}",
         )
     members = [BackupMember(**member) for member in document.pop("members")]

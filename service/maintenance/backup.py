@@ -1,4 +1,4 @@
-"""Backup and restore of the embedded mode: a snapshot of the database, and the blobs it names."""
+"""Backup and restore in embedded mode: a snapshot of the database, and its blobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MAX_ROUNDS = 20
 
 
 class NamedBlob(NamedTuple):
-    """A blob that a row names; ``what`` describes its content."""
+    """A blob that a row refers to; ``what`` describes its content."""
 
     key: str
     sha256: str
@@ -61,7 +61,7 @@ class NamedBlob(NamedTuple):
 def back_up(
     settings: Settings, target: Path, *, force: bool = False, keep_going: bool = False
 ) -> Manifest:
-    """Write a backup while the service runs; ``keep_going`` skips damaged blobs."""
+    """Write a backup while the service is running; ``keep_going`` skips damaged blobs."""
     database = embedded_file(settings.database)
     if database is None:
         raise _only_embedded()
@@ -85,10 +85,10 @@ def back_up(
 
 
 class _Copier:
-    """Copies the database and its blobs, again if some blobs were deleted meanwhile.
+    """Copies the database and its blobs, and starts over if blobs were deleted meanwhile.
 
     Blobs never change, so copied ones stay valid, and each round leaves less to copy. In the end
-    there is a copy of the database whose blobs are all in the backup.
+    the backup holds a copy of the database and all of its blobs.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class _Copier:
         else:
             raise Unavailable(
                 "too_much_change",
-                "datasets are deleted faster than they can be copied: "
+                "datasets are being deleted faster than they can be copied: "
                 "try again when the service is less busy",
             )
         self._writer.add(DATABASE, pieces_of(copy))
@@ -135,7 +135,7 @@ class _Copier:
         return manifest
 
     def _copy(self, blob: NamedBlob) -> bool:
-        """Return False if a blob is missing, which may mean that its row was deleted as well."""
+        """Copy a blob; return False if it is missing, perhaps because its row was deleted too."""
         if blob.key in self._copied or blob.key in self._damaged:
             return True
         try:
@@ -160,7 +160,7 @@ class _Copier:
 
 
 def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
-    """Yield every blob that a row names."""
+    """Yield every blob that a row refers to."""
     for found in chain.from_iterable(pages(inventory.versions, ("", 0), attrgetter("place"))):
         version, what = found.version, f"version {found.version.number} of {found.name}"
         key = map_key(found.workspace, version.id, version.map_sha256)
@@ -210,7 +210,7 @@ def restore(settings: Settings, source: Path) -> Manifest:
 
 
 def _check_database(home: Path, backup: BackupReader) -> None:
-    """Raise Invalid unless the database in a backup is intact and of the manifest's schema."""
+    """Raise Invalid unless the database in a backup is intact and has the manifest's schema."""
     # the data directory, or the parent in which it will be created: the same file system
     near = next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
     with tempfile.TemporaryDirectory(dir=near, prefix="restoring-") as folder:
@@ -262,21 +262,26 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
 def _only_embedded() -> Invalid:
     return Invalid(
         "not_embedded",
-        "this works for the embedded database only: back up PostgreSQL with pg_dump first and the "
-        "blobs after it, see docs/how-to/back-up.md",
+        "this works only for the embedded database: back up PostgreSQL with pg_dump first, and "
+        "then the blobs; see docs/how-to/back-up.md",
     )
 
 
 def _check_free(target: Path, *, force: bool) -> None:
     if target.is_dir():
-        raise Invalid("is_a_folder", f"{target} is a folder: name a file, such as one in it")
+        raise Invalid(
+            "is_a_folder",
+            f"{target} is a folder: give the path of a file, such as {target}/backup.tar",
+        )
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise Invalid(
             "not_a_file",
-            f"{target} is a link, device or pipe, which a backup never replaces: choose another",
+            f"{target} is a link, device or pipe, which is never replaced: choose another path",
         )
     if target.exists() and not force:
-        raise Invalid("file_exists", f"{target} already exists: choose another, or add --force")
+        raise Invalid(
+            "file_exists", f"{target} already exists: choose another path, or add --force"
+        )
     if not target.parent.is_dir():
         raise Invalid("no_such_folder", f"there is no folder {target.parent}")
 
@@ -302,7 +307,7 @@ def _check_empty(folder: Path, database: Path) -> None:
 
 @contextmanager
 def _explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turn write errors in a folder into errors of the service."""
+    """Turn write errors in a folder into service errors."""
     try:
         yield
     except OSError as error:

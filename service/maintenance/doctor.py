@@ -1,4 +1,4 @@
-"""The doctor: check everything stored while the service runs, without changing anything."""
+"""The doctor: check all stored data while the service is running, without changing it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from service.storage.records import Dataset, FitStatus, Version
 
 
 class Doctor:
-    """Checks everything stored; ``checked`` counts what was checked, by kind.
+    """Checks all stored data; ``checked`` counts the checked items by kind.
 
     ``progress`` is called with the total so far. ``orphans`` is the number of blobs older than
-    ``orphan_seconds`` that no row names; the next sweep deletes them.
+    ``orphan_seconds`` that no row refers to; the next sweep deletes them.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Doctor:
                 yield Finding(
                     "map_differs",
                     subject,
-                    f"the map takes {fitted.kind} of {fitted.k} classes, its row says "
+                    f"the map takes {fitted.kind} of {fitted.k} classes, but its row says "
                     f"{version.kind} of {version.classes}",
                     CHANGED,
                 )
             if version.method not in fitted.made_by:
-                problem = f"its map has the method {fitted.method}, its row says {version.method}"
+                problem = f"its map is of method {fitted.method}, but its row says {version.method}"
                 yield Finding("row_differs", subject, problem, CHANGED)
 
     def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ class Doctor:
             yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
         else:
             if rows.data != version.judged_data:
-                problem = "its judged rows come from other data than its row says"
+                problem = "its judged rows come from different data than its row says"
                 yield Finding("row_differs", named(found), problem, CHANGED)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
@@ -155,12 +155,13 @@ class Doctor:
             if document is not None:
                 verdict = Report.from_dict(document).verdict
                 if verdict != version.verdict:
-                    problem = f"its report says {verdict}, its row says {version.verdict}"
+                    problem = f"its report says {verdict}, but its row says {version.verdict}"
                     yield Finding("row_differs", named(found), problem, CHANGED)
             elif version.fit is not None or version.verdict is not None:
                 yield Finding("report_missing", named(found), "its report is gone", advice)
         except (CalibrationError, ValueError) as error:
-            yield Finding("report_unreadable", named(found), f"its report: {error}", advice)
+            problem = f"its report cannot be read: {error}"
+            yield Finding("report_unreadable", named(found), problem, advice)
 
     def _aliases(self) -> Iterator[Finding]:
         for found in self._each("aliases", Inventory.aliases, ("", ""), attrgetter("place")):
@@ -211,7 +212,7 @@ class Doctor:
             yield Finding(
                 "fit_without_worker",
                 f"fit {fit.id}",
-                f"it runs on {fit.worker}, which is unknown",
+                f"it is running on {fit.worker}, which is unknown",
                 "start a worker, which queues it again within minutes, or cancel it",
             )
 
@@ -240,7 +241,7 @@ class Doctor:
         first: Place,
         place: Callable[[Row], Place],
     ) -> Iterator[list[Row]]:
-        """Read each page in its own transaction, because checking a page takes long."""
+        """Read each page in its own transaction, because checking a page takes a while."""
 
         def read_one(after: Place) -> list[Row]:
             with self._database.read() as store:

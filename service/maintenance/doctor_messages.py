@@ -36,9 +36,9 @@ def of_session(found: FoundSession) -> Iterator[Finding]:
         yield Finding(
             "statistics_waiting",
             subject,
-            f"it is at step {last}, and {found.waiting} statistics, the first of step "
-            f"{found.first_waiting}, have waited for more than a day",
-            "restart the training job on its machine, which sends its outbox; if that is lost, "
+            f"it is at step {last}, and {found.waiting} statistics, the first for step "
+            f"{found.first_waiting}, have been waiting for more than a day",
+            "restart the training job on its machine to send its outbox; if the outbox is lost, "
             "archive the run",
         )
 

@@ -35,7 +35,7 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True)
 class FoundVersion:
-    """A version with its workspace and calibrator; ``unreadable`` columns are empty in it."""
+    """A version with its workspace and calibrator; its ``unreadable`` columns are empty."""
 
     workspace: str
     name: str
@@ -50,7 +50,7 @@ class FoundVersion:
 
 @dataclass(frozen=True)
 class FoundFit:
-    """A fit; ``unreadable`` columns are empty in it."""
+    """A fit; its ``unreadable`` columns are empty."""
 
     fit: Fit
     unreadable: list[str]
@@ -245,7 +245,7 @@ class Inventory(Repository):
         return self._all(FoundSession, chosen.limit(PAGE))
 
     def fits(self, status: FitStatus, after: str) -> list[FoundFit]:
-        """Return a page of fits of a status."""
+        """Return a page of fits with this status."""
         chosen = select(*_as_text(fits)).where(fits.c.status == status, fits.c.id > after)
         found = []
         for row in self.session.execute(chosen.order_by(fits.c.id).limit(PAGE)):
@@ -254,7 +254,7 @@ class Inventory(Repository):
         return found
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
-        """Return the fit that each of these versions names, if the version exists."""
+        """Return the id of the fit of each of these versions that exists."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
@@ -267,7 +267,7 @@ def _as_text(table: Table) -> list[Any]:
 
 
 def _read(table: Table, row: Collection[Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a row, and its unreadable JSON columns, which are empty."""
+    """Return the values of a row, and its unreadable JSON columns, which are left empty."""
     facts = dict(zip(table.c.keys(), row, strict=True))
     unreadable = []
     for column in filter(_is_json, table.c):

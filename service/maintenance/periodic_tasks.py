@@ -1,4 +1,4 @@
-"""SQL on chores: periodic tasks that one of all workers does."""
+"""SQL for chores: periodic tasks that only one of the workers does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Chores(Repository):
         return self._one_if_unique(dict, first.returning(chores.c.name)) is not None
 
     def note(self, name: str) -> str:
-        """Return the note of a chore, empty at first."""
+        """Return the note of a chore, which is empty at first."""
         return self.session.scalar(select(chores.c.note).where(chores.c.name == name)) or ""
 
     def set_note(self, name: str, note: str) -> None:

@@ -31,7 +31,7 @@ class Readiness(Body):
 
 
 class Probe:
-    """Probes the parts, and caches the result: anyone may ask, as often as they like."""
+    """Probes the parts, and caches the result because anyone may ask at any rate."""
 
     def __init__(self, database: Database, blobs: Blobs) -> None:
         self._database = database
@@ -51,7 +51,7 @@ class Probe:
             return self._found
 
     async def look(self) -> Readiness:
-        """Return the same, read on a dedicated thread."""
+        """Return the same as ``read``, which runs on a dedicated thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
@@ -67,8 +67,8 @@ class Probe:
             with self._database.read(DATABASE_SECONDS) as store:
                 is_staffed = bool(store.workers.alive(WORKER_IS_ALIVE))
         except (SQLAlchemyError, ServiceError):
-            return "does not answer", "not known"
-        return OK, OK if is_staffed else "no worker is alive: fits wait"
+            return "does not respond", "unknown"
+        return OK, OK if is_staffed else "no worker is alive: fits are waiting"
 
     def _blobs_status(self) -> str:
         try:

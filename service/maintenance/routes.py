@@ -49,7 +49,7 @@ def health_routes(probe: Probe) -> list[Route]:
 
 
 ALIVE = b'{"status":"ok"}'
-# for OpenAPI only: the routes above answer
+# only for OpenAPI; the routes above respond
 described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
 
 
@@ -57,11 +57,11 @@ described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
     "/healthz",
     operation_id="healthz",
     summary="Check that the process is alive",
-    response_description="It is alive",
+    response_description="The process is alive",
 )
 def healthz() -> Health:
     """Return at once, without touching anything. Needs no key."""
-    raise AssertionError("health_routes answers; this describes it")
+    raise AssertionError("health_routes responds; this function only documents it")
 
 
 @described.get(
@@ -72,8 +72,8 @@ def healthz() -> Health:
     responses={503: {"model": Readiness, "description": "A part does not work"}},
 )
 def readyz() -> Readiness:
-    """Check the database, the blob store and a worker's heartbeat; 503 if one fails. No key."""
-    raise AssertionError("health_routes answers; this describes it")
+    """Check the database, the blob store and the workers; 503 if one fails. Needs no key."""
+    raise AssertionError("health_routes responds; this function only documents it")
 
 
 @router.get(
@@ -81,10 +81,10 @@ def readyz() -> Readiness:
     summary="Get Prometheus metrics",
     dependencies=needs(Scope.ADMIN),
     response_class=Response,
-    responses=openapi.file("text/plain", "Metrics in Prometheus's text format"),
+    responses=openapi.file("text/plain", "Metrics in the Prometheus text format"),
 )
 def metrics(joined: Joined) -> Response:
-    """Return requests, latency, fits by status, queue depth and maps in memory."""
+    """Return metrics of requests, latency, fits by status, queue depth and maps in memory."""
     content, content_type = joined.metrics.render()
     return Response(content, media_type=content_type)
 
@@ -108,7 +108,7 @@ def database_metrics(database: Database) -> Iterable[Metric]:
         seconds.add_metric((status, queue), total)
     waiting = sum(count for (status, _), (count, _) in counts.items() if status == "queued")
     failed = GaugeMetricFamily(
-        "calibrd_failed_fits", "Failed fits by the code of their error.", labels=("code",)
+        "calibrd_failed_fits", "Failed fits by error code.", labels=("code",)
     )
     for code, count in failures.items():
         failed.add_metric((code,), count)
@@ -120,11 +120,11 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield trainings
     yield GaugeMetricFamily(
         "calibrd_waiting_statistics",
-        "Statistics of runs that wait for other ranks or for the step before.",
+        "Statistics of runs that are waiting for other ranks or the previous step.",
         value=open_statistics,
     )
     yield number
     yield seconds
     yield failed
-    yield GaugeMetricFamily("calibrd_queue_depth", "Fits that wait for a worker.", value=waiting)
+    yield GaugeMetricFamily("calibrd_queue_depth", "Fits waiting for a worker.", value=waiting)
     yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)

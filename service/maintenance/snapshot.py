@@ -20,7 +20,7 @@ NOT_WRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 def copy_database(file: Path, target: Path) -> None:
-    """Copy a consistent snapshot of a SQLite database, while others read and write it."""
+    """Copy a consistent snapshot of a SQLite database while other processes read and write it."""
     with _translate_errors():
         try:
             # writable if possible: then closing the last connection removes -wal and -shm
@@ -41,7 +41,7 @@ def check_copy(path: Path) -> None:
 
 
 def schema_of(path: Path) -> str | None:
-    """Return the schema revision of a copy, None if it has no tables of ours."""
+    """Return the schema revision of a copy, or None if it has no tables of ours."""
     with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         try:
             found = copy.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall()  # noqa: S608
@@ -77,8 +77,8 @@ def _copy_at_rest(file: Path, target: Path) -> None:
     if _changes(file).exists() or not is_same:
         raise Unavailable(
             "cannot_copy",
-            f"the database changed while it was copied, and {file.parent} is not writable: "
-            "back up where the service runs",
+            f"the database changed while it was being copied, and {file.parent} is not writable: "
+            "run the backup where the service runs",
         )
 
 

@@ -1,16 +1,17 @@
-"""Delete orphans: blobs that no row names and none will.
+"""Delete orphans: blobs that no row refers to, and none ever will.
 
 Deleting them is safe while the service runs, because:
 
 - A key holds the id of its row, new for each writer (``blob_keys``), and a writer that has not
   committed the row within an hour of the blob never does (``PendingBlobs``). Transactions are
-  short: PostgreSQL ends idle ones, and a writer of SQLite keeps ours from starting. So a blob that
-  is much older and has no row has lost its writer.
-- While a dataset is uploaded, its parts and the results of commits are kept, with or without a row.
+  short: PostgreSQL ends idle ones, and a SQLite writer keeps ours from starting. So the writer of a
+  much older blob without a row is gone.
+- While a dataset is being uploaded, its parts and the results of commits are kept, even without
+  a row.
 - The bytes of a known dataset that is uploaded again are written under the key of its row.
 - Blobs of unknown workspaces belong to another database.
-- A copy or an older state of a database does not know what the newer one names. So every sweep
-  leaves a new token in the store and in the database, and starts only if the store has the last.
+- A copy or an older state of a database lacks rows of the newer one. So every sweep writes a new
+  token to the store and to the database, and starts only if the store has the last token.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Swept:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
         return (
             f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
-            f"{self.kept} kept, {self.unknown} of other shapes or owners left alone"
+            f"{self.kept} kept, {self.unknown} of unknown origin left alone"
         )
 
 
@@ -89,7 +90,7 @@ def sweep(
 
 
 def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
-    """Leave a new token; raise Conflict unless the store has our last one or the one before."""
+    """Write a new token; raise Conflict unless the store has our last one or the one before."""
     with database.read() as store:
         ours = store.chores.note(CHORE).split()
     there = (blobs.peek(TOKEN) or b"").decode()
@@ -97,7 +98,7 @@ def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
         raise Conflict(
             "swept_by_another",
             "the blob store was last swept for another database, or for a later state of this one, "
-            "which may name other blobs: nothing is deleted. If no other database uses the store, "
+            "which may refer to other blobs: nothing was deleted. If no other database uses it, "
             "run python -m service sweep --adopt",
         )
     token = secrets.token_hex(16)

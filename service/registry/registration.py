@@ -63,7 +63,7 @@ def register(
     *,
     key: str | None = None,
 ) -> Version:
-    """Add a version from a registration, or return the one added before with this key."""
+    """Add a version from a registration, or return the one that this key added before."""
     report, facts = _checked(sent)
     request = asdict(sent) | {
         "content": facts["map_sha256"],
@@ -100,7 +100,7 @@ def register(
 def _registered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> Version | None:
-    """Return the version that an equal registration with this key added before."""
+    """Return the version that an earlier, equal registration with this key added, if any."""
     known = idempotency.answered(store, principal, key, request)
     if known is None:
         return None
@@ -117,7 +117,9 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
     _check_answers(fitted)
     report = None if sent.report is None else _report(sent.report)
     if report is not None and report.k != fitted.k:
-        raise Invalid("wrong_classes", f"the report has {report.k} classes, the map has {fitted.k}")
+        raise Invalid(
+            "wrong_classes", f"the report has {report.k} classes, but the map has {fitted.k}"
+        )
     facts = {
         "method": fitted.method,
         "params": {} if report is None else report.fit.get("parameters", {}),
@@ -149,7 +151,7 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
 
 
 def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, str | None]:
-    """Check the judged rows, if any; return the columns of the version about them."""
+    """Check the judged rows, if any; return the version's columns for them."""
     if content is None:
         return {"judged_sha256": None, "judged_data": None}
     try:
@@ -159,7 +161,7 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
     if rows.classes != fitted.k:
         raise Invalid(
             "wrong_classes",
-            f"the judged rows have {rows.classes} classes, the map has {fitted.k}",
+            f"the judged rows have {rows.classes} classes, but the map has {fitted.k}",
         )
     return {"judged_sha256": hashlib.sha256(content).hexdigest(), "judged_data": rows.data}
 
@@ -169,7 +171,7 @@ def _check_header(content: bytes) -> None:
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
-            "bad_map", f"the map's header has {len(header)} bytes, the limit is {LONGEST_HEADER}"
+            "bad_map", f"the map's header has {len(header)} bytes, more than {LONGEST_HEADER}"
         )
     check_cost(header, MAX_HEADER_COST)
 
@@ -211,14 +213,16 @@ def _is_text(value: str) -> bool:
 
 
 def _report(report: dict[str, Any]) -> Report:
-    """Return the report; raise Invalid if it cannot be read and shown, as it is untrusted."""
+    """Return the report, which is untrusted; raise Invalid if it cannot be read and rendered."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
     check_limits(report)
     try:
         read = Report.from_dict(report)
     except CalibrationError as error:
-        raise Invalid("bad_report", "the report is not what Report.to_dict() gives") from error
+        raise Invalid(
+            "bad_report", "the report does not have the form of Report.to_dict()"
+        ) from error
     if not isinstance(read.fit.get("parameters", {}), dict):
         raise Invalid("bad_report", "the report cannot be read: fit.parameters is not an object")
     try:
@@ -239,7 +243,7 @@ def _not_drawn(spec: dict[str, Any]) -> str:
 
 
 def _check_verdict(report: Report) -> None:
-    """Raise Invalid unless the verdict, which allows promotion, follows from the intervals."""
+    """Raise Invalid unless the verdict, which can allow promotion, follows from the intervals."""
     if report.verdict != decide(report.n, report.change):
         raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 
@@ -247,13 +251,14 @@ def _check_verdict(report: Report) -> None:
 def _libraries(content: bytes) -> dict[str, str]:
     found = archive.describe(content).get("libraries")
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
-        raise Invalid("bad_map", "the map does not name the library versions that it was made with")
+        raise Invalid("bad_map", "the map does not list the library versions used to fit it")
     if len(found) > MAX_LIBRARIES or any(
         len(text) > LONGEST_LIBRARY for pair in found.items() for text in pair
     ):
         raise Invalid(
             "bad_map",
-            f"a map may name at most {MAX_LIBRARIES} libraries of {LONGEST_LIBRARY} characters",
+            f"a map may list at most {MAX_LIBRARIES} libraries, with names and versions of at most "
+            f"{LONGEST_LIBRARY} characters",
         )
     return found
 
@@ -261,5 +266,7 @@ def _libraries(content: bytes) -> dict[str, str]:
 def _rows(fitted: CalibrationMap) -> int | None:
     rows = fitted.fit_info.get("rows")
     if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
-        raise Invalid("bad_map", "rows in the map's fit_info must be a whole number, or omitted")
+        raise Invalid(
+            "bad_map", "rows in the map's fit_info must be a non-negative integer, or omitted"
+        )
     return rows

@@ -1,4 +1,4 @@
-"""SQL on calibrators, their versions and reports."""
+"""SQL for calibrators, their versions and reports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Calibrators(Repository):
         self.session.execute(row.with_for_update(key_share=True))
 
     def named(self, workspace: str, name: str) -> CalibratorRow | None:
-        """Return the calibrator of this name."""
+        """Return the calibrator with this name."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         return self._one(CalibratorRow, select(calibrators).where(mine))
 
     def add(self, workspace: str, name: str) -> CalibratorRow:
-        """Add a calibrator without versions, or return it if it exists by now."""
+        """Add a calibrator without versions, or return it if it already exists."""
         values = {
             "id": new_id("cb"),
             "workspace": workspace,
@@ -57,7 +57,7 @@ class Calibrators(Repository):
         blob_bytes: int,
         **facts: Any,
     ) -> Version:
-        """Add the next version of a calibrator, with its report; ``id`` is in its blob keys."""
+        """Add the next version of a calibrator and its report; ``id`` is part of its blob keys."""
         size = blob_bytes + json_bytes(report, facts)
         counted = (
             update(calibrators)
@@ -103,7 +103,7 @@ class Calibrators(Repository):
         return Version(**facts), document
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
-        """Return the SHA-256 of all blobs of each of these versions that exists."""
+        """Return the SHA-256 hashes of the blobs of these versions, by id, if they exist."""
         blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
         rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
         return {id: set(sha256s) for id, *sha256s in rows}
@@ -113,7 +113,7 @@ class Calibrators(Repository):
         return self._all(Version, self._newest(calibrator, before).limit(limit))
 
     def affordable_versions(self, calibrator: str, limit: int, before: int | None) -> int:
-        """Return how many versions of a page of at most ``limit`` are not too large together."""
+        """Return how many of the next ``limit`` versions a page can hold within its size limit."""
         found = versions.c
         free = (found.params, found.fit_info, found.libraries, found.tags, found.description)
         return self._affordable(self._newest(calibrator, before).limit(limit), *free)

@@ -41,7 +41,7 @@ from service.storage.records import Version
 
 router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
-# reports have 15,000 values and more; reports/limits.py limits them further
+# reports can have more than 15,000 values; reports/limits.py limits them further
 MAX_REGISTERED_COST = 400_000
 MAX_ALIASES = 2000  # per page of calibrators
 _methods_lock = threading.Lock()
@@ -134,7 +134,7 @@ async def register_version(
     body: RegisterIn,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
-    """Register a map without sending its data: only the map and its report leave the caller."""
+    """Register a map without sending its data: only the map and its report are sent."""
     key = check_key(idempotency_key)
 
     def registered() -> Version:
@@ -180,7 +180,7 @@ def annotate_version(
     number: openapi.Number,
     body: NotesIn,
 ) -> VersionOut:
-    """Change the tags or the description of a version; nothing else ever changes."""
+    """Change the tags or the description of a version; its other fields never change."""
     with joined.database.write() as store:
         changed = versions.annotate(
             store, caller, name, number, tags=body.tags, description=body.description
@@ -221,9 +221,9 @@ def get_onnx(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """Return an ONNX model from float32 logits (n, k) to probabilities (n, k).
+    """Return an ONNX model that maps float32 logits (n, k) to probabilities (n, k).
 
-    It was checked to give the same results as the map.
+    It was checked to return the same results as the map.
     """
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
@@ -246,4 +246,4 @@ def _decoded(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise Invalid("bad_base64", f"{name} must be its bytes in base64") from error
+        raise Invalid("bad_base64", f"{name} must be bytes encoded in base64") from error

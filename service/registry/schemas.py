@@ -67,7 +67,7 @@ class VersionOut(Body):
     has_onnx: bool = Field(examples=[True])
     has_judged_rows: bool = Field(examples=[True])
     tags: TagMap = Field(examples=[TAGS])
-    description: str = Field(examples=["on the test set of January"])
+    description: str = Field(examples=["on the January test set"])
     created_by: Actor
     created_at: When
 
@@ -93,7 +93,7 @@ class NotesIn(RequestBody):
 
 
 class RegisterIn(RequestBody):
-    """A map fitted elsewhere: its archive in base64, and the report made there."""
+    """A map fitted elsewhere: its archive in base64, and its report."""
 
     map: Annotated[str, Field(max_length=1 << 24, examples=["Y2FsaWJyZAE="])]
     report: dict[str, Any] | None = None

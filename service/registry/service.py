@@ -19,7 +19,7 @@ NO_ONNX = "no ONNX"
 
 
 def calibrator_named(store: Store, principal: Principal, name: str) -> CalibratorRow:
-    """Return the caller's calibrator of this name."""
+    """Return the caller's calibrator with this name."""
     found = store.calibrators.named(principal.workspace, name) if NAME.fullmatch(name) else None
     if found is None:
         raise NotFound("no_such_calibrator", f"there is no calibrator {name[:64]!r}")
@@ -27,7 +27,7 @@ def calibrator_named(store: Store, principal: Principal, name: str) -> Calibrato
 
 
 def calibrator_for(store: Store, principal: Principal, name: str) -> CalibratorRow:
-    """Return the caller's calibrator of this name, adding it if it does not exist."""
+    """Return the caller's calibrator with this name, adding it if it does not exist."""
     check_name(name, "a calibrator")
     found = store.calibrators.named(principal.workspace, name)
     return found or store.calibrators.add(principal.workspace, name)
@@ -54,7 +54,7 @@ class JudgedVersion(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The heading of the version next to others."""
+        """The heading of the version in comparisons."""
         return f"version {self.version.number}, {self.version.method}"
 
     def has_seen(self, dataset: Dataset) -> bool:
@@ -133,7 +133,7 @@ def check_notes(tags: dict[str, str], description: str, what: str = "a version")
         raise Invalid(
             "bad_description",
             f"a description must have at most {LONGEST_DESCRIPTION} characters, and no control "
-            "characters but newlines and tabs",
+            "characters other than newlines and tabs",
         )
 
 

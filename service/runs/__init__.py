@@ -1,1 +1,1 @@
-"""Training runs: take the statistics of ranks, return the state of AdaFocal."""
+"""Training runs: receive the statistics of ranks, return the state of AdaFocal."""

@@ -36,7 +36,7 @@ _log = structlog.get_logger("calibrd.runs")
 
 
 class _Pending(NamedTuple):
-    """The next step of a session as it was read: the ranks that posted, and the state before."""
+    """The next step of a session as it was read: the ranks that posted, and the state before it."""
 
     session: RunSession
     head: Head
@@ -79,7 +79,7 @@ _turns = _Turns()
 def decide_due(
     database: Database, keys: Collection[SessionKey] | None = None, limit: int = 100
 ) -> int:
-    """Decide steps that are due, of these sessions or of all; return the number of sessions.
+    """Decide the due steps of these or all sessions; return the number of sessions.
 
     Sessions that another thread of this process is deciding are skipped.
     """
@@ -164,8 +164,8 @@ class _Merge:
 def _decide_next(database: Database, key: SessionKey) -> bool:
     """Decide the next step of a session; return False if it is not due.
 
-    A rank that posts while others are merged is either merged as well, or its statistics arrive
-    after the decision was written and are late.
+    A rank that posts while others are being merged is either merged as well, or its statistics
+    arrive after the decision was written and are late.
     """
     merge: _Merge | None = None
     lost: int | None = None

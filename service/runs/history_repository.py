@@ -1,4 +1,4 @@
-"""SQL on the history of runs: the effective sequence of steps across sessions."""
+"""SQL for the history of runs: the effective sequence of steps across sessions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RunHistory(Repository):
         return [Shown(one, its_sessions[one.session]) for one in steps]
 
     def last_on_line(self, run: str, until: int) -> RunStep | None:
-        """Return the last decided step of a run's line, of those up to a step."""
+        """Return the last decided step on a run's line, at or before the step ``until``."""
         for one in reversed(self._line(run)):
             if one.first <= until:
                 step = min(one.last, until)

@@ -1,4 +1,4 @@
-"""SQL on training runs, their sessions, posted statistics and decided steps."""
+"""SQL for training runs, their sessions, posted statistics and decided steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, Update, and_, case, func, insert, or_, select, tuple_, update
+from sqlalchemy import (
+    CTE,
+    Integer,
+    ScalarSelect,
+    Select,
+    Subquery,
+    Update,
+    and_,
+    case,
+    column,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy import (
+    values as rows_of,
+)
 from sqlalchemy.sql import ColumnElement
 
 from service.storage.records import Run, RunSession, RunStatistics, RunStep
@@ -38,7 +57,7 @@ class Head(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How many ranks have posted for a step, and how long the first has waited, in seconds."""
+    """The number of ranks that have posted a step, and the seconds since the first post."""
 
     ranks: int
     seconds: float
@@ -48,12 +67,12 @@ class Runs(Repository):
     """Runs of a workspace, and their sessions by number."""
 
     def named(self, workspace: str, name: str) -> Run | None:
-        """Return the run of this name."""
+        """Return the run with this name."""
         mine = (runs.c.workspace == workspace) & (runs.c.name == name)
         return self._one(Run, select(runs).where(mine))
 
     def add(self, workspace: str, name: str, **facts: Any) -> Run | None:
-        """Add a run; return None if it exists by now."""
+        """Add a run; return None if it already exists."""
         values = {
             "id": new_id("run"),
             "workspace": workspace,
@@ -72,11 +91,11 @@ class Runs(Repository):
         return found
 
     def page(self, workspace: str, limit: int, after: After | None, *, archived: bool) -> list[Run]:
-        """Return a page of runs, newest activity first."""
+        """Return a page of runs, most recently active first."""
         return self._all(Run, self._newest(workspace, after, archived=archived).limit(limit))
 
     def affordable(self, workspace: str, limit: int, after: After | None, *, archived: bool) -> int:
-        """Return how many runs of a page of at most ``limit`` are not too large together."""
+        """Return how many of the next ``limit`` runs a page can hold within its size limit."""
         chosen = self._newest(workspace, after, archived=archived)
         return self._affordable(chosen.limit(limit), runs.c.tags, runs.c.description)
 
@@ -106,7 +125,7 @@ class Runs(Repository):
         return self.change(id, archived_at=func.coalesce(runs.c.archived_at, now()))
 
     def touch(self, id: str, more_bytes: int = 0) -> None:
-        """Record activity of a run, and how many bytes were stored."""
+        """Record activity of a run, and add to its stored bytes."""
         values = {"updated_at": now(), "stored_bytes": runs.c.stored_bytes + more_bytes}
         self._execute(update(runs).where(runs.c.id == id).values(values))
 
@@ -128,12 +147,12 @@ class Runs(Repository):
         return made
 
     def session_count(self, run: str) -> int:
-        """Return how many sessions a run has: the last number, as none is deleted."""
+        """Return how many sessions a run has: the last number, as none is ever deleted."""
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
     def session_named(self, run: str, id: str) -> RunSession | None:
-        """Return a session by its caller's id."""
+        """Return a session by the id that the caller chose."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.id == id)
         return self._one(RunSession, select(*SESSION).where(mine))
 
@@ -143,7 +162,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session whose steps on the line include this one, or that begins with it."""
+        """Return the session whose part of the run's line includes ``step`` or starts after it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
@@ -157,7 +176,7 @@ class RunSteps(Repository):
     """Statistics and steps of runs; writers must have locked the run."""
 
     def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
-        """Record what a rank sent."""
+        """Record the statistics of a rank."""
         values = {"run": session.run, "session": session.number, "step": step, "rank": rank}
         made = self._one(
             RunStatistics,
@@ -177,14 +196,14 @@ class RunSteps(Repository):
         return list(self.session.scalars(chosen.order_by(run_statistics.c.rank)))
 
     def standing(self, session: RunSession, step: int) -> Standing:
-        """Return how far an undecided step is."""
+        """Return how many ranks have posted an undecided step, and since when."""
         waited = func.coalesce(now() - func.min(run_statistics.c.posted_at), 0.0)
         chosen = select(func.count(), waited).where(_of_step(session, step))
         ranks, seconds = self.session.execute(chosen).one()
         return Standing(ranks, seconds)
 
     def contents(self, session: RunSession, step: int, ranks: Collection[int]) -> list[bytes]:
-        """Return the statistics of these ranks for a step, as far as they are still stored."""
+        """Return the statistics of these ranks for a step, if they are still stored."""
         content = run_statistics.c.statistics
         mine = _of_step(session, step) & run_statistics.c.rank.in_(ranks)
         return list(self.session.scalars(select(content).where(mine, content.is_not(None))))
@@ -251,46 +270,71 @@ class RunSteps(Repository):
         return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
     def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
-        """Return the numbers of the last decided steps, of the sessions that have any."""
-        place = (run_steps.c.run, run_steps.c.session)
-        chosen = select(*place, func.max(run_steps.c.step)).where(tuple_(*place).in_(keys))
-        rows = self.session.execute(chosen.group_by(*place))
-        return {SessionKey(run, number): step for run, number, step in rows}
+        """Return the number of the last decided step of each session that has one."""
+        if not keys:
+            return {}
+        wanted = _rows_of(keys)
+        mine = and_(run_steps.c.run == wanted.c.run, run_steps.c.session == wanted.c.number)
+        last = select(func.max(run_steps.c.step)).where(mine).scalar_subquery()
+        rows = self.session.execute(select(wanted.c.run, wanted.c.number, last))
+        return {SessionKey(run, number): step for run, number, step in rows if step is not None}
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
-        """Return sessions whose next step can be decided: complete, or past the merge timeout."""
-        place = (run_statistics.c.run, run_statistics.c.session)
-        its_session = and_(
-            run_sessions.c.run == run_statistics.c.run,
-            run_sessions.c.number == run_statistics.c.session,
+        """Return sessions whose next step can be decided: complete, or past the merge timeout.
+
+        Reads indexes only, because a row of statistics may take 500 kB.
+        """
+        if keys is not None and not keys:
+            return []
+        its = (run_sessions.c.run, run_sessions.c.number)
+        wanted = _with_statistics() if keys is None else _rows_of(keys)
+        decided = select(func.max(run_steps.c.step)).where(
+            run_steps.c.run == its[0], run_steps.c.session == its[1]
         )
-        head = (
-            select(func.coalesce(func.max(run_steps.c.step), run_sessions.c.base_step))
-            .where(run_steps.c.run == run_sessions.c.run)
-            .where(run_steps.c.session == run_sessions.c.number)
-            .scalar_subquery()
+        last = decided.correlate(run_sessions).scalar_subquery()
+        head = func.coalesce(last, run_sessions.c.base_step)
+        of_next_step = and_(
+            run_statistics.c.run == its[0],
+            run_statistics.c.session == its[1],
+            run_statistics.c.step == head + 1,
         )
+
+        def of_session(figure: ColumnElement[Any]) -> ScalarSelect[Any]:
+            chosen = select(figure).select_from(run_statistics).where(of_next_step)
+            return chosen.correlate(run_sessions).scalar_subquery()
+
+        posted, first = of_session(func.count()), of_session(func.min(run_statistics.c.posted_at))
         chosen = (
-            select(*place)
-            .join(run_sessions, its_session)
-            .where(run_statistics.c.statistics.is_not(None), run_statistics.c.step == head + 1)
-            .group_by(*place, run_sessions.c.run, run_sessions.c.number)
-            .having(
+            select(*its)
+            .join(wanted, and_(wanted.c.run == its[0], wanted.c.number == its[1]))
+            .where(
+                first.is_not(None),
                 or_(
-                    func.count() >= run_sessions.c.world_size,
                     run_sessions.c.decides == "trainer",
-                    func.min(run_statistics.c.posted_at) + run_sessions.c.merge_timeout <= now(),
-                )
+                    first + run_sessions.c.merge_timeout <= now(),
+                    posted >= run_sessions.c.world_size,
+                ),
             )
         )
-        if keys is not None:
-            chosen = chosen.where(tuple_(*place).in_(keys))
         return [SessionKey(*row) for row in self.session.execute(chosen.limit(limit))]
 
     def waiting(self) -> int:
-        """Return how many statistics wait for other ranks or for the step before."""
+        """Return how many statistics are waiting for other ranks or for the previous step."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
+
+
+def _rows_of(keys: Collection[SessionKey]) -> CTE:
+    """Return keys as rows to join with: SQLite uses no index for pairs in a list."""
+    columns = (column("run", run_sessions.c.run.type), column("number", Integer))
+    return rows_of(*columns, name="keys").data([tuple(key) for key in keys]).cte("keys")
+
+
+def _with_statistics() -> Subquery:
+    """Return the sessions that have stored statistics."""
+    place = (run_statistics.c.run, run_statistics.c.session.label("number"))
+    is_stored = run_statistics.c.statistics.is_not(None)
+    return select(*place).where(is_stored).distinct().subquery()
 
 
 def bytes_until_decided(content: int, claimed: State) -> int:

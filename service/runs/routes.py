@@ -61,7 +61,8 @@ NUMBERS_OF_A_BIN = 8
 RunName = Annotated[str, Path(pattern=openapi.NAME_PATTERN, examples=[RUN_NAME])]
 Step = Annotated[int, Path(ge=1, lt=MAX_STEPS, examples=[1])]
 Session = Annotated[
-    str | None, Query(pattern=SESSION_PATTERN, description="its id; by default the newest")
+    str | None,
+    Query(pattern=SESSION_PATTERN, description="id of the session; by default the newest"),
 ]
 AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
 
@@ -98,7 +99,7 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     return OpenedRunOut.opened(opened, last)
 
 
-@router.get("", summary="List runs, newest activity first", response_model=Page[RunOut])
+@router.get("", summary="List runs, most recently active first", response_model=Page[RunOut])
 def list_runs(
     joined: Joined,
     caller: Caller,
@@ -145,16 +146,16 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
 
 @router.post(
     "/{run}/steps/{step}/stats",
-    summary="Post a rank's statistics of a step",
+    summary="Post a rank's statistics for a step",
     dependencies=needs(Scope.FIT),
 )
 async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
-    """Post the statistics of a rank, once per step; repeating it is safe, other numbers get 409.
+    """Post a rank's statistics once per step; repeating is safe, different numbers get 409.
 
-    A step is decided when all ranks have posted and the step before is decided; steps may arrive in
-    any order. Statistics that arrive after the decision are `late`: recorded, but not merged.
+    A step is decided when all ranks have posted and the previous step is decided; steps may arrive
+    in any order. Statistics that arrive after the decision are `late`: recorded, but not merged.
     """
 
     def recorded() -> runs.Recorded:
@@ -187,7 +188,7 @@ async def run_state(
 ) -> RunStateOut:
     """Return the state of a session.
 
-    With `after` and `wait` it comes once a later step is decided, or after `wait` seconds.
+    With `after` and `wait`, wait for a step later than `after`, for at most `wait` seconds.
     """
     key, answer = await _read_state(joined, caller, run, session)
     if after is None or answer.step > after or not wait:
@@ -280,4 +281,4 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise Invalid("bad_base64", "statistics must be their bytes in base64") from error
+        raise Invalid("bad_base64", "statistics must be bytes encoded in base64") from error

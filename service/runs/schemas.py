@@ -51,7 +51,7 @@ Numbers = Annotated[list[float], Field(max_length=1001)]
 
 
 def _fields_of(kind: type[Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass for a body, with their bounds and defaults."""
+    """Return a dataclass's fields for use in a body, with their bounds and defaults."""
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], one.default) for one in fields(kind)}
 
@@ -60,7 +60,7 @@ _SettingsFields = create_model("_SettingsFields", __base__=RequestBody, **_field
 
 
 class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
-    """How gammas follow the gap between confidence and accuracy of their bin."""
+    """How gammas follow the gap between confidence and accuracy in their bins."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
 
 
 class StateBody(RequestBody):
-    """The state of the loss after ``step`` updates: bins + 1 edges, and bins gammas."""
+    """The state of the loss after ``step`` updates: ``bins + 1`` edges and ``bins`` gammas."""
 
     settings: SettingsBody
     step: StepNumber = Field(examples=[1])
@@ -140,7 +140,7 @@ class RunNotesIn(RequestBody):
 
 
 class RunMetricsOut(Body):
-    """Metrics of a validation pass; null without rows."""
+    """Metrics of a validation pass; null if it had no rows."""
 
     rows: int = Field(examples=[4])
     accuracy: float | None = Field(examples=[0.75])
@@ -235,7 +235,7 @@ class RunDetailOut(RunOut):
 
 
 class OpenedRunOut(RunOut):
-    """An opened session of a run: it continues after ``step`` with ``state`` (null if monitor)."""
+    """An opened session of a run: it continues after ``step`` with ``state`` (null for monitor)."""
 
     step: int = Field(examples=[0])
     metrics: RunMetricsOut | None = Field(examples=[None])
@@ -251,7 +251,7 @@ class OpenedRunOut(RunOut):
 
 
 class StepDecisionOut(Body):
-    """The status of a step: decided, with the state after it, or waiting for ranks or steps."""
+    """The status of a step: decided, with the state after it, or waiting for other statistics."""
 
     step: int = Field(examples=[1])
     session: str = Field(examples=[SESSION_ID])
@@ -290,8 +290,8 @@ class RunStateOut(Body):
 class RunStepOut(Body):
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``bins`` are of equal mass, ``reliability`` of equal width; ``switched`` are the bins whose
-    gamma changed its sign.
+    ``bins`` have equal mass, those of ``reliability`` equal width; ``switched`` lists the bins
+    whose gamma changed sign.
     """
 
     step: int = Field(examples=[1])

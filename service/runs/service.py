@@ -21,7 +21,7 @@ from service.storage.records import Run, RunSession, RunStatistics, RunStep
 from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
-# how far ahead of the last decided step statistics may be
+# how many steps statistics may be ahead of the last decided step
 MAX_AHEAD = 10_000
 
 
@@ -73,7 +73,7 @@ class Recorded(NamedTuple):
 
 
 def run_named(store: Store, principal: Principal, name: str) -> Run:
-    """Return the caller's run of this name."""
+    """Return the caller's run with this name."""
     found = store.runs.named(principal.workspace, name) if NAME.fullmatch(name) else None
     if found is None:
         raise NotFound("no_such_run", f"there is no run {name[:64]!r}")
@@ -91,7 +91,7 @@ def session_of(store: Store, run: Run, id: str | None) -> RunSession:
 
 
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """Return the last decided step of a session, or else of the line that it continues."""
+    """Return the last decided step of a session, or of the line that it continues."""
     return head.decided or store.run_history.last_on_line(run.id, head.step)
 
 
@@ -104,7 +104,7 @@ def annotate(
     description: str | None,
     archived: bool | None,
 ) -> Run:
-    """Change tags, description or archived state; None leaves them unchanged."""
+    """Change tags, description or archived state; None leaves a field unchanged."""
     run = run_named(store, principal, name)
     check_notes(tags or {}, description or "", "a run")
     notes = {"tags": tags, "description": description}
@@ -119,7 +119,7 @@ def annotate(
 def record(
     database: Database, quota: Quota, principal: Principal, name: str, sent: SentStatistics
 ) -> Recorded:
-    """Record a rank's statistics; raise TooLarge if the workspace is out of quota.
+    """Record a rank's statistics; raise TooLarge if the workspace would exceed its quota.
 
     Under the write lock only the rank's own statistics are read: there may be thousands of ranks.
     """
@@ -156,7 +156,7 @@ def _recorded(
     sent: SentStatistics,
     known: RunStatistics | None,
 ) -> RunStatistics:
-    """Record what a rank sent, unless it is known; after the decision it is late."""
+    """Record a rank's statistics unless they are known; after the decision they are late."""
     if sent.step > head.step + MAX_AHEAD:
         raise Invalid(
             "bad_step",
@@ -206,7 +206,7 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
-    """Raise if the sum over all ranks could overflow, whatever the others send."""
+    """Raise if a rank's share is so large that the sum over all ranks could overflow."""
     share = f"statistics of one of {session.world_size} ranks may hold at most"
     most = MAX_ROWS // session.world_size
     if statistics.rows > most:
@@ -214,12 +214,12 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
     most = MAX_NUMBER // session.world_size
     if statistics.nll_sum > most:
         raise TooLarge(
-            "too_many_rows", f"{share} a sum of nll of {most} * 2^-24, got {statistics.nll_sum}"
+            "too_many_rows", f"{share} an nll sum of {most} * 2^-24, got {statistics.nll_sum}"
         )
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise unless the state is sent exactly if the trainer decides."""
+    """Raise unless a state is sent if and only if the trainer decides."""
     if sent.state is None:
         if needed:
             raise Invalid("bad_state", "state is missing: the trainer decides and must send it")
@@ -232,8 +232,8 @@ def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
 
 
 def check_state(run: Run, state: AdaFocalState) -> None:
-    """Raise if a state cannot be one of this run."""
+    """Raise if a state cannot belong to this run."""
     if run.settings is None:
         raise Invalid("bad_state", f"state must be null: {run.name!r} is of kind 'monitor'")
     if asdict(state.settings) != run.settings:
-        raise Invalid("bad_state", f"the settings of state differ from those of {run.name!r}")
+        raise Invalid("bad_state", f"the settings in state differ from those of {run.name!r}")

@@ -21,7 +21,7 @@ MAX_SESSIONS = 1000  # of a run
 
 @dataclass(frozen=True)
 class Opening:
-    """A request of a training job to start or continue a run."""
+    """A training job's request to start or continue a run."""
 
     name: str
     kind: RunKind
@@ -47,7 +47,7 @@ class Opened(NamedTuple):
 
 
 def open_session(store: Store, principal: Principal, opening: Opening) -> Opened:
-    """Open a session of a run, new or by its id; add the run if it does not exist."""
+    """Open a new session of a run, or an existing one by its id; add the run if it is new."""
     check_name(opening.name, "a run")
     check_notes(opening.tags, opening.description, "a run")
     if opening.kind == "monitor" and opening.settings is not None:
@@ -59,7 +59,9 @@ def open_session(store: Store, principal: Principal, opening: Opening) -> Opened
         _check_same_session(run, known, opening)
         return Opened(run, known, store.run_steps.head(known), is_new)
     if run.archived_at is not None:
-        raise Conflict("run_archived", f"the run {run.name!r} is archived: it takes no sessions")
+        raise Conflict(
+            "run_archived", f"the run {run.name!r} is archived: it accepts no new sessions"
+        )
     _check_count(store, run)
     step, state = _base(store, run, opening)
     session = store.runs.add_session(
@@ -101,7 +103,7 @@ def _find_or_add(store: Store, principal: Principal, opening: Opening) -> tuple[
 
 
 def _check_same(run: Run, opening: Opening) -> None:
-    """Raise Conflict if a run has another kind or other settings than requested."""
+    """Raise Conflict if the kind or settings of a run differ from the requested ones."""
     if run.kind != opening.kind:
         raise Conflict(
             "run_differs", f"the run {run.name!r} is of kind {run.kind!r}, not {opening.kind!r}"
@@ -121,7 +123,7 @@ def _check_count(store: Store, run: Run) -> None:
         raise Conflict(
             "too_many_sessions",
             f"the run {run.name!r} has {MAX_SESSIONS:,} sessions, which is the limit: continue "
-            "under another name, with a state",
+            "under another name, and send a state",
             limit=MAX_SESSIONS,
         )
 
@@ -140,7 +142,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
     """Return the step that a session starts from, and the state after it."""
     if opening.state is not None:
         if opening.from_step is not None:
-            raise Invalid("bad_step", "give from_step or state, not both")
+            raise Invalid("bad_step", "send from_step or state, not both")
         check_state(run, opening.state)
         return opening.state.step, opening.state.to_dict()
     step = opening.from_step
@@ -162,13 +164,13 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
         raise Invalid(
             "bad_step",
             f"from_step must be 0 or a decided step of {run.name!r}, got {step}: send a state to "
-            "continue from any other",
+            "continue from any other step",
         )
     return step, found.state
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a continuing job to those of the run; replace the description."""
+    """Add the tags of a continuing job to those of the run; replace the description if given."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

@@ -23,8 +23,8 @@ _log = structlog.get_logger("calibrd.runs")
 class RunWatcher(Watcher[SessionKey, int]):
     """Follows the last decided step of sessions, and triggers the decision of due steps.
 
-    Merging takes up to a minute, so it runs on other threads than polling, at most one merge per
-    workspace at a time.
+    Merging takes up to a minute, so it does not run on the polling thread; at most one merge per
+    workspace runs at a time.
     """
 
     def __init__(self, database: Database) -> None:
@@ -52,9 +52,22 @@ class RunWatcher(Watcher[SessionKey, int]):
         self._merges.shutdown(wait=False, cancel_futures=True)
 
     def _read_steps(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
-        with self._database.read() as store:
-            due = store.run_steps.due(keys, MAX_DUE)
-            found = store.run_steps.last_numbers(keys)
+        """Return the last decided steps; a workspace that takes too long holds up no other."""
+        by_workspace: dict[str | None, list[SessionKey]] = {}
+        for key in keys:
+            by_workspace.setdefault(self._workspaces.get(key), []).append(key)
+        due: list[SessionKey] = []
+        found: dict[SessionKey, int] = {}
+        failure: Exception | None = None
+        for mine in by_workspace.values():
+            try:
+                with self._database.read() as store:
+                    due += store.run_steps.due(mine, MAX_DUE)
+                    found |= store.run_steps.last_numbers(mine)
+            except (*DATABASE_DOWN, ServiceError) as error:
+                failure = error
+        if failure is not None and not found:
+            raise failure
         self._tried = {key: when for key, when in self._tried.items() if key in due}
         now = time.monotonic()
         for key in sorted(due, key=lambda key: self._tried.get(key, 0.0)):

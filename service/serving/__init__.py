@@ -1,1 +1,1 @@
-"""Applying calibration maps over HTTP: predict, and the Open Inference Protocol."""
+"""Apply calibration maps over HTTP: predict, and the Open Inference Protocol."""

@@ -40,14 +40,14 @@ def predict(
     dtype: type[np.floating[Any]] | None = None,
     level: float | None = None,
 ) -> Prediction:
-    """Return the calibrated probabilities of the values, computed in float64 if ``dtype`` is.
+    """Return the calibrated probabilities; with ``dtype`` float64 they are computed in float64.
 
-    ``level`` requests the credible band of the confidence as well; a map without one is refused.
+    ``level`` also requests the credible band of the confidence; a map without one is refused.
 
-    With segments each row is calibrated for its segment; a map without segments accepts them only
-    with labels, for the evaluation. One list of numbers (k,) is one row. For a map of two
-    classes, which accepts rows of one number (the logit or probability of class 1) as well as of
-    two, such a list is ambiguous and refused.
+    With segments, each row is calibrated for its segment; a map without segments accepts them only
+    with labels, for the evaluation. A list of numbers (k,) is one row. A map of two classes
+    accepts rows of one number (the logit or probability of class 1) as well as of two, so it
+    refuses such a list as ambiguous.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -98,7 +98,7 @@ def _top_classes(probabilities: Array, count: int) -> Array:
     if count == 1:
         best: Array = probabilities.argmax(axis=1)
         return best[:, np.newaxis]
-    # ties go to the first classes, so take those above the smallest probability first
+    # ties go to the first classes, so take classes above the smallest probability first
     least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
     is_above, is_equal = probabilities > least, probabilities == least
     left = count - is_above.sum(axis=1, keepdims=True)
@@ -110,7 +110,7 @@ def _top_classes(probabilities: Array, count: int) -> Array:
 
 
 def check_evaluable(rows: int, classes: int) -> None:
-    """Raise TooLarge for more rows or classes than one call may evaluate."""
+    """Raise TooLarge if there are more rows or classes than one call may evaluate."""
     if rows > EVALUATED_ROWS:
         raise TooLarge(
             "too_many_rows",
@@ -121,7 +121,7 @@ def check_evaluable(rows: int, classes: int) -> None:
     if classes > EVALUATED_CLASSES:
         raise TooLarge(
             "too_many_classes",
-            f"at most {EVALUATED_CLASSES} classes are evaluated in a call, got {classes}: "
+            f"at most {EVALUATED_CLASSES} classes are evaluated in one call, got {classes}: "
             "leave the labels out, and measure with calibrators.evaluate",
             limit=EVALUATED_CLASSES,
         )
@@ -137,7 +137,7 @@ def check_evaluable(rows: int, classes: int) -> None:
 def evaluation(
     probabilities: Array, labels: Array, segments: Array | Segments | None = None
 ) -> dict[str, Any]:
-    """Return the report of calibrators on probabilities as plain JSON, by segment if sent."""
+    """Return the report on probabilities as plain JSON, by segment if segments were sent."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(
         probabilities, labels, segments, rounding=0.0, warn=False
@@ -147,7 +147,7 @@ def evaluation(
 
 
 def model_mismatch(served: Served, model: str) -> str | None:
-    """Return a sentence in ASCII if the map was fitted for another model; None if it was not."""
+    """Return a sentence in ASCII if the map was fitted for another model, else None."""
     if model == served.model:
         return None
     fitted_for = "an unknown model" if served.model is None else _shown(served.model)
@@ -163,12 +163,12 @@ def _shown(text: str) -> str:
 
 def _rows(values: Array, classes: int) -> Array:
     if not values.size:
-        return values  # calibrators says what is missing
+        return values  # calibrators reports what is missing
     if values.ndim == 1:
         if classes == 2:
             raise Invalid(
                 "ambiguous_row",
-                "a list of numbers could be one row or many for a map of two classes: "
+                "for a map of two classes, a list of numbers could be one row or many: "
                 "send rows: [[a, b]] for two columns or [[a]] for one",
             )
         values = values[np.newaxis]
@@ -176,7 +176,7 @@ def _rows(values: Array, classes: int) -> Array:
     if width != classes and not (classes == 2 and width == 1):
         raise Invalid(
             "wrong_classes",
-            f"this map was fitted on {classes} classes, got rows of {width}",
+            f"this map was fitted on {classes} classes, got rows with {width}",
             expected=classes,
             got=width,
         )
@@ -186,7 +186,7 @@ def _rows(values: Array, classes: int) -> Array:
 def _apply(
     fitted: CalibrationMap, values: Array, segments: Segments | None, level: float | None
 ) -> Prediction:
-    """Apply a map; report changed input as warnings of the result, not as Python warnings."""
+    """Apply a map; report changed input as warnings in the result, not as Python warnings."""
     logits, clipped = fitted.read(values)
     warnings: tuple[str, ...] = ()
     if clipped is not None and (clipped.raised or clipped.normalised):
@@ -208,8 +208,8 @@ INLINE_BYTES = 1 << 18
 INLINE_JSON_BYTES = 1 << 14
 INLINE_QUERY_BYTES = 1 << 12
 INLINE_COST = 1 << 15
-MAX_COST = 1 << 30  # some seconds
-# costs in units of one number of a softmax, about 20 ns: of a row, and of writing it
+MAX_COST = 1 << 30  # several seconds
+# costs in units of one number in a softmax, about 20 ns: of a row, and of writing it
 ROW_COST = 8
 JSON_COST = 4
 TOP_ROW_COST = 64
@@ -219,7 +219,7 @@ JSON_BYTES = {4: 12, 8: 20}
 
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
-    """Return whether a response is faster to compute than to hand to another thread."""
+    """Return whether a response is faster to compute than to pass to another thread."""
     rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
@@ -229,14 +229,14 @@ def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | Non
 
 
 def _cost(served: Served, values: Array) -> tuple[int, int, int]:
-    """Return the number of rows and of probabilities, and the cost of computing them."""
+    """Return the number of rows, the number of probabilities, and the cost of computing them."""
     rows = len(values) if values.ndim > 1 else 1
     numbers = rows * served.map.k
     return rows, numbers, values.size + numbers + rows * (ROW_COST + served.map.row_cost)
 
 
 def check_call_cost(served: Served, values: Array) -> None:
-    """Raise TooLarge if this map would take many seconds for the rows."""
+    """Raise TooLarge if the map would take many seconds for these rows."""
     rows, _, cost = _cost(served, values)
     if cost > MAX_COST:
         most = MAX_COST * rows // cost
@@ -266,18 +266,18 @@ def check_answer(size: int, limit: int, advice: str) -> None:
     if size > limit:
         raise TooLarge(
             "answer_too_large",
-            f"the response would have about {size} bytes, at most {limit} are sent: {advice}",
+            f"the response would have about {size} bytes, but at most {limit} are sent: {advice}",
             limit=limit,
         )
 
 
 def check_calculation(size: int, limit: int) -> None:
-    """Raise TooLarge if the probabilities of all classes, before selection, are too large."""
+    """Raise TooLarge if the probabilities of all classes, before selection, take too many bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
-            f"the probabilities of all classes have about {size} bytes, and at most {limit} are "
-            "computed in a call: send fewer rows",
+            f"the probabilities of all classes have about {size} bytes, but at most {limit} are "
+            "computed in one call: send fewer rows",
             limit=limit,
         )
 
@@ -293,7 +293,7 @@ def model_in_header(value: bytes) -> str:
 def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
     """Raise Conflict, or return a warning, if the map was fitted for another model.
 
-    ``stated`` are the fingerprints from all places of the request.
+    ``stated`` are all fingerprints in the request, from the header and the parameter.
     """
     if not stated:
         return None
@@ -301,8 +301,8 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
     if others:
         raise Invalid(
             "two_models",
-            f"the request has two different fingerprints of the model ({MODEL_HEADER}, the "
-            "parameter model): send one",
+            f"the request has two different model fingerprints ({MODEL_HEADER} and the parameter "
+            "model): send one",
         )
     if not model:
         raise Invalid(

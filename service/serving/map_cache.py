@@ -1,7 +1,7 @@
 """Maps in memory, found by ``name@alias`` or ``name@number``.
 
-A version never changes, so its map is never stale. The aliases in use are looked up every second
-or so; while the database is down, the last known versions are served.
+A version never changes, so its map is never stale. The aliases in use are looked up about
+once a second; while the database is down, the last known versions are served.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from service.storage.database import Database
 from service.storage.records import Alias, Version
 from service.storage.store import Store
 
-MAP_OVERHEAD = 2048  # bytes of a map in addition to its arrays and names
-PLACE_OVERHEAD = 1024  # bytes of a name under which a map is found
-# each is looked up every second or so, for all workspaces by one thread
+MAP_OVERHEAD = 2048  # bytes that a map takes in addition to its arrays and names
+PLACE_OVERHEAD = 1024  # bytes that a cache key takes
+# each is looked up about once a second, by one thread for all workspaces
 ALIASES_PER_WORKSPACE = 4_000
 
 _log = structlog.get_logger("calibrd.serving")
@@ -58,10 +58,11 @@ class CacheKey(NamedTuple):
 
 
 class Maps:
-    """The maps of this process, of at most ``max_bytes``.
+    """The maps in the memory of this process, at most ``max_bytes``.
 
-    Beyond it the largest workspace loses the map that it loaded first, so loading many maps never
-    evicts those of others. A version is held once, however many aliases refer to it.
+    Beyond that, the workspace with the most bytes loses the map that it loaded first, so loading
+    many maps never evicts those of others. A version is held once, regardless of how many
+    aliases refer to it.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
@@ -82,7 +83,7 @@ class Maps:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the maps in memory and the names they are found under."""
+        """The bytes that the maps and their cache keys take."""
         return self._bytes.total()
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
@@ -105,9 +106,9 @@ class Maps:
             return self._turns.setdefault(workspace, threading.Lock())
 
     def refresh(self) -> None:
-        """Find the aliases that were moved, and load the versions that they point at now.
+        """Find the aliases that have moved, and load the versions that they now point at.
 
-        If that fails, an alias keeps its map and is tried again at the next refresh.
+        If loading fails, the alias keeps its map, and the next refresh tries again.
         """
         with self._refreshing:
             with self._lock:
@@ -121,14 +122,14 @@ class Maps:
                     self._follow(place, current)
 
     def follow(self, principal: Principal, name: str, alias: Alias) -> None:
-        """Serve what an alias that was just moved points at, if it is in use."""
+        """Serve the version that a just-moved alias points at, if the alias is in use."""
         place = CacheKey(principal.workspace, name, alias.name)
         known = self._aliases.get(principal.workspace, {}).get(place)
         if known is not None and known.revision < alias.revision:
             self._follow(place, alias)
 
     def _follow(self, place: CacheKey, alias: Alias) -> None:
-        """Serve the version that a moved alias points at now."""
+        """Serve the version that a moved alias now points at."""
         try:
             with self._database.read() as store:
                 version = store.calibrators.version(alias.calibrator, alias.version)
@@ -192,7 +193,7 @@ class Maps:
 
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:
-    """Return a map without the information on its fit, which no prediction needs."""
+    """Return a map without the information on its fit, which predictions do not need."""
     inner: dict[str, Any] = {
         name: _without_info(value)
         for name, value in vars(fitted).items()
@@ -202,7 +203,7 @@ def _without_info(fitted: CalibrationMap) -> CalibrationMap:
 
 
 def size_of(value: Any) -> int:
-    """Return the approximate bytes that a map, or an attribute of it, takes in memory."""
+    """Return the approximate number of bytes that a map, or one of its attributes, takes."""
     size = sys.getsizeof(value)
     match value:
         case np.ndarray():
@@ -223,9 +224,9 @@ def _resolve(
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
-        if ref[0] == "0":  # a version has only one name, in the cache and elsewhere
+        if ref[0] == "0":  # a version has only one name, in the cache as elsewhere
             raise NotFound(
-                "no_such_version", f"{name} has no version {ref}: numbers begin with 1 to 9"
+                "no_such_version", f"{name} has no version {ref}: version numbers start with 1 to 9"
             )
         return None, versions.find(store, principal, name, int(ref))
     alias = aliases.find(store, principal, name, ref)

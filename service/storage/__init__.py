@@ -1,1 +1,1 @@
-"""The database, migrations, and the blobs that rows name."""
+"""The database, migrations, and the blobs that rows refer to."""

@@ -1,6 +1,6 @@
 """Keys of the blob store.
 
-A key contains the id of the row that names it, and that id is new for every writer. So no writer
+A key contains the id of the row that refers to it, and every writer uses a new id. So no writer
 overwrites the blob of another, and the key of a deleted blob is never reused.
 """
 
@@ -59,7 +59,7 @@ def parts_prefix(workspace: str, dataset: str) -> str:
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:
-    """Return the key of a version's map; old versions without an id share it by its hash."""
+    """Return the key of a version's map; old versions without an id share keys by hash."""
     return f"{workspace}/maps/{_of_version(version, sha256)}"
 
 
@@ -95,7 +95,7 @@ def parse_key(key: str) -> ParsedKey | None:
 
 
 def kind_of(key: str) -> str:
-    """Return the kind of a blob from its key, also for keys of older formats.
+    """Return the kind of a blob from its key, which may have an older format.
 
     >>> kind_of("ws_1/maps/0f1e")
     'maps'

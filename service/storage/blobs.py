@@ -30,7 +30,7 @@ from service.storage.database import check_free
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20
 MIN_FREE = 16 << 20
-# timeouts of calls to S3: for a ping, for a map or a list, for a dataset;
+# timeouts of S3 calls: for a ping, for a map or a list, for a dataset;
 # by default an unreachable server is retried for three minutes, longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
 
@@ -51,7 +51,7 @@ class Blobs:
 
     ``on_damage`` is called with the key of every blob that turns out to be missing or to differ
     from what was written. ``sign_endpoint`` is the address at which clients reach the S3 server,
-    if it differs from ours.
+    if it differs from the service's.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Blobs:
         with _translated_errors():
             obstore.put(self._bulk, key, content, chunk_size=CHUNK, max_concurrency=2)
             if self._folder is not None:
-                # the bytes must be durable before a row names them
+                # the bytes must be durable before a row refers to them
                 parents = (self._folder / one for one in PurePosixPath(key).parents)
                 fsync_paths(self._folder / key, *parents)
 
@@ -111,7 +111,7 @@ class Blobs:
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
         """Yield the bytes of a blob in pieces.
 
-        A wrong SHA-256 is known, and raised, only after the last piece. If a client may have
+        A wrong SHA-256 is detected, and raised, only after the last piece. If a client may have
         written the bytes (``by_client``), it is not reported as damage.
         """
         digest = hashlib.sha256()
@@ -151,7 +151,7 @@ class Blobs:
                     yield Blob(found["path"], found["size"], found["last_modified"].timestamp())
 
     def peek(self, key: str) -> bytes | None:
-        """Return the bytes of a small blob without a known hash; None if it does not exist."""
+        """Return the bytes of a small blob without checking a hash; None if it does not exist."""
         with suppress(BlobMissing), _translated_errors():
             return bytes(obstore.get(self._store, key).bytes())
         return None
@@ -164,8 +164,8 @@ class Blobs:
     def unfinished(self) -> Iterator[Blob]:
         """List partly written files of a folder, which ``list`` leaves out.
 
-        Old ones were left by writers that died. On S3 only a lifecycle rule of the bucket removes
-        the parts of unfinished uploads.
+        Old files were left behind by writers that died. On S3, only a lifecycle rule of the
+        bucket removes the parts of unfinished uploads.
         """
         if self._folder is None:
             return
@@ -175,12 +175,12 @@ class Blobs:
                 yield Blob(str(path.relative_to(self._folder)), found.st_size, found.st_mtime)
 
     def delete_unfinished(self, key: str) -> None:
-        """Delete a file that ``unfinished`` has listed."""
+        """Delete a file that ``unfinished`` listed."""
         assert self._folder is not None  # noqa: S101
         (self._folder / key).unlink(missing_ok=True)
 
     def sign_put(self, key: str, seconds: float) -> str:
-        """Return a URL that accepts a blob by PUT, without any other credential, for a while."""
+        """Return a URL that accepts a blob by PUT for ``seconds``, without other credentials."""
         assert self._signer is not None  # noqa: S101 - check can_sign first
         with _translated_errors():
             return obstore.sign(self._signer, "PUT", key, timedelta(seconds=seconds))
@@ -234,9 +234,9 @@ def _translated_errors() -> Iterator[None]:
         message = str(error)
         is_full = any(f"(os error {number})" in message for number in FULL)
         if is_full or getattr(error, "errno", None) in FULL:
-            raise NoSpace("no_space", "the blob store has no room: try later") from error
+            raise NoSpace("no_space", "the blob store is full: try again later") from error
         logger.warning("blob_store_unavailable error=%s", message.partition("\n")[0])
-        raise Unavailable("blobs_unavailable", "the blob store does not respond") from error
+        raise Unavailable("blobs_unavailable", "the blob store is not responding") from error
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -268,10 +268,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class PendingBlobs:
-    """Blobs that no row names yet; create it before they are written.
+    """Blobs that no row refers to yet; create this object before writing them.
 
-    A blob that no row names for long is an orphan and is swept. A writer that was paused must not
-    name it any more, so it calls ``check`` in the transaction that writes the row.
+    A blob that no row refers to for a long time is an orphan and is swept. A writer that was paused
+    must no longer refer to it, so it calls ``check`` in the transaction that writes the row.
     """
 
     def __init__(self, blobs: Blobs, within: float = COMMIT_SECONDS) -> None:
@@ -285,7 +285,7 @@ class PendingBlobs:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Delete them: no row will name them. Those that cannot be deleted now are swept later."""
+        """Delete the blobs, as no row will refer to them; failures are left to the sweep."""
         for key in self._keys:
             try:
                 self._blobs.delete(key)
@@ -293,10 +293,10 @@ class PendingBlobs:
                 logger.warning("blob_left_to_sweep key=%s code=%s", key, error.code)
 
     def check(self) -> None:
-        """Raise if it is too late to name them."""
+        """Raise if it is too late for a row to refer to the blobs."""
         if time.clock_gettime(_CLOCK) > self._deadline:
             raise Unavailable(
                 "paused_too_long",
-                "the service was paused after it had stored the bytes, and they may be gone: "
+                "the service was paused after storing the bytes, which may be gone by now: "
                 "try again",
             )

@@ -23,7 +23,7 @@ from service.storage.write_turns import WriteTurns
 
 # raised while the database is down, or is a read-only replica during a failover
 DATABASE_DOWN = (OperationalError, InternalError, InterfaceError, TimeoutError)
-# failures of the database or the blob store that may pass
+# failures of the database or the blob store that may be temporary
 TRANSIENT = (*DATABASE_DOWN, Unavailable)
 # error names of a full disk and of timeouts
 FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100")
@@ -40,7 +40,7 @@ BUSY_SECONDS = 10
 BUSY = "the database took too long: try again"
 # connections of an API replica or a worker; those beyond the first ten are closed after use
 POOL = {"pool_size": 10, "max_overflow": 20}
-# both ends notice a broken connection within about 10 s; by default it takes 15 minutes
+# both ends notice a broken connection within about 10 s, instead of 15 minutes by default
 CONNECTION = {
     "application_name": "calibrd",
     "connect_timeout": 5,
@@ -69,19 +69,19 @@ RESERVE_BYTES = 64 << 20
 RESERVE_PART = 20
 MIN_FREE_PART = 4  # small rows may use the reserve down to this fraction
 SHARE_PART = 4
-# operations of SQLite's virtual machine between two checks of the clock: some milliseconds
+# operations of SQLite's virtual machine between two checks of the clock: a few milliseconds
 CHECK_EVERY = 50_000
-UNLIMITED = "unlimited"  # the execution option of connections without the limit
+UNLIMITED = "unlimited"  # the execution option of connections without the time limit
 
 
 class Database:
     """Transactions on SQLite or PostgreSQL.
 
     SQLite runs in WAL mode and is durable at every commit. Its write transactions take the write
-    lock at once (a plain BEGIN that writes later fails under concurrency), workspaces in turn,
-    and its read transactions never wait for a writer.
+    lock at once (a plain BEGIN that writes later fails under concurrency), round-robin over
+    workspaces, and its read transactions never wait for a writer.
     ``unlimited`` is an engine without time limits, for migrations and the like. With ``seconds``
-    a transaction on PostgreSQL waits no longer than that for the server, whatever state it is in,
+    a transaction on PostgreSQL waits no longer than that for the server, regardless of its state,
     and a statement on SQLite takes no longer. With ``leaves_room`` only transactions that delete
     may write to a SQLite file on a nearly full disk.
     """
@@ -137,7 +137,7 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait for SQLite's write lock in turn; PostgreSQL has queues of its own."""
+        """Wait for a turn to write to SQLite; PostgreSQL has its own queues."""
         with ExitStack() as held:
             if self.is_sqlite:
                 try:
@@ -162,20 +162,20 @@ class Database:
 
 
 def embedded_file(url: str) -> Path | None:
-    """Return the file of a SQLite database, None for another database."""
+    """Return the file of a SQLite database, None for other databases."""
     parsed = make_url(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate the errors of a full disk and of a slow statement into ours."""
+    """Translate the errors for a full disk and for a slow statement into ours."""
     try:
         yield
     except (OperationalError, InternalError) as error:
         name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))
         if name in FULL:
-            raise NoSpace("no_space", "the database has no room: try later") from error
+            raise NoSpace("no_space", "the database disk is full: try again later") from error
         if name in SLOW:
             raise Unavailable("database_busy", BUSY) from error
         raise
@@ -189,9 +189,9 @@ def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[s
 
 
 def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the server's and the pool's limits; the server's timeouts come first.
+    """Return the server's and the pool's limits; the server's timeouts are shorter.
 
-    A slow server that still responds is thus distinguished from one that does not.
+    This distinguishes a slow server that still responds from one that does not.
     """
     if seconds is None:
         return LIMITS, POOL
@@ -227,7 +227,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def limit_statements(engine: Engine, seconds: float) -> None:
-    """Interrupt statements that take longer, including fetching rows (SQLITE_INTERRUPT)."""
+    """Interrupt statements (SQLITE_INTERRUPT) after ``seconds``, including fetching rows."""
 
     @event.listens_for(engine, "connect")
     def _watch(connection: Any, record: Any) -> None:
@@ -249,5 +249,5 @@ def check_free(folder: Path, part: int = 1) -> None:
 
 
 def share_of_disk(folder: Path) -> int:
-    """Return how many bytes one workspace may keep on the disk of a folder."""
+    """Return how many bytes one workspace may store on the disk of a folder."""
     return shutil.disk_usage(folder).total // SHARE_PART

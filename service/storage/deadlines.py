@@ -1,8 +1,8 @@
 """Client-side deadlines on PostgreSQL, for servers that do not respond.
 
-The server's own timeouts do not help while its processes are stopped, and TCP's do not either,
-because its kernel still acknowledges. So the client counts every wait on a connection. When
-the time of a transaction is used up, its connection is closed and the caller gets an error.
+The server's own timeouts do not help while its processes are stopped, and neither do TCP's,
+because its kernel still sends acknowledgements. So the client adds up every wait on a connection.
+When the time of a transaction is used up, its connection is closed and the caller gets an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 
 PROBE_SECONDS = 0.5  # how long callers wait for the first probe
-PROBE_PAUSE = 0.05  # between two probes of a database that refuses at once
+PROBE_PAUSE = 0.05  # between two probes of a database that refuses connections at once
 MIN_CONNECT_SECONDS = 2  # the minimum of psycopg
 TICK = 0.1
 
@@ -29,7 +29,7 @@ class DeadlineMissed(psycopg.OperationalError):
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection whose waits are counted; its transaction has ``left`` seconds."""
+    """A connection whose waits are added up; its transaction has ``left`` seconds."""
 
     deadlines: Deadlines
     left: float | None = None
@@ -52,11 +52,11 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 class Deadlines:
-    """The deadline of every transaction on an engine: its total seconds of waiting.
+    """The deadline of every transaction on an engine: a limit on its total seconds of waiting.
 
     The caller's own time between two statements does not count. After a missed deadline a thread
     probes the database; while it does not respond, all callers are refused at once. The probe has
-    a connection of its own: a pool exhausted by slow transactions says nothing about the database.
+    its own connection: a pool exhausted by slow transactions says nothing about the database.
     """
 
     def __init__(self, engine: Engine, probe_engine: Engine, seconds: float) -> None:
@@ -78,12 +78,12 @@ class Deadlines:
 
     @contextmanager
     def connected(self, engine: Engine, seconds: float | None = None) -> Iterator[Connection]:
-        """Yield a connection for one transaction; waiting for it counts."""
+        """Yield a connection for one transaction; waiting for it counts towards the deadline."""
         if self._is_probing and not self._probed.wait(PROBE_SECONDS):
             self._is_down = True
             self._probed.set()
         if self._is_down:
-            raise TimeoutError("the database did not respond to others a moment ago")
+            raise TimeoutError("the database did not respond to other callers a moment ago")
         with (
             self._probing_on_failure(),
             self._connected(engine, seconds or self.seconds) as connection,
@@ -116,7 +116,7 @@ class Deadlines:
         deadline = getattr(self._checkout, "deadline", None)
         left = self.seconds if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise DeadlineMissed("no time is left to connect to the database")
+            raise DeadlineMissed("there is no time left to connect to the database")
         most = min(math.ceil(left), int(arguments.get("connect_timeout", math.ceil(left))))
         timeout = max(MIN_CONNECT_SECONDS, most)
         limited = LimitedConnection.connect(**{**arguments, "connect_timeout": timeout})

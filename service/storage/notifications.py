@@ -1,7 +1,7 @@
 """Notifications of changes: aliases, keys and finished fits for the API, waiting fits for workers.
 
 PostgreSQL delivers them (NOTIFY and LISTEN) at once but not reliably, so listeners must also poll
-for changes now and then. SQLite only shows that somebody has written.
+for changes now and then. SQLite only shows that another connection has written.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def announce(session: Session, channel: str = CHANGES) -> None:
 class NotificationListener:
     """A thread with its own connection that calls the callback of a channel on a notification.
 
-    It calls all of them after every new connection, because earlier notifications are not
-    repeated. With ``poll_seconds`` it checks that often whether a SQLite file was written to.
+    It calls all callbacks after every new connection, because earlier notifications are not
+    repeated. For SQLite, it checks every ``poll_seconds`` whether the file was written to.
     """
 
     def __init__(

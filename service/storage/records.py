@@ -15,15 +15,15 @@ Decider = Literal["trainer", "service"]
 class FitStatus(StrEnum):
     """The status of a fit."""
 
-    QUEUED = "queued"  # waits for a worker, or for another one after a worker was lost
-    RUNNING = "running"  # a worker runs it
-    SUCCEEDED = "succeeded"  # its versions are written
-    FAILED = "failed"  # `error` has a code and a sentence
+    QUEUED = "queued"  # waiting for a worker, or for another one after a worker was lost
+    RUNNING = "running"  # a worker is running it
+    SUCCEEDED = "succeeded"  # its versions have been written
+    FAILED = "failed"  # `error` contains a code and a sentence
     CANCELLED = "cancelled"  # by request; nothing was written
 
     @property
     def is_final(self) -> bool:
-        """Whether it can no longer change."""
+        """Whether the status can no longer change."""
         return self not in (FitStatus.QUEUED, FitStatus.RUNNING)
 
 
@@ -56,10 +56,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Logits or probabilities with labels; without ``sha256`` while its parts are uploaded.
+    """Logits or probabilities with labels; ``sha256`` is None while parts are being uploaded.
 
-    ``segments`` counts the segments of its rows, None if it has none, ``part_bytes`` the bytes of
-    all recorded parts.
+    ``segments`` is the number of segments, None if there are none; ``part_bytes`` is the total
+    size of all recorded parts.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Dataset:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has arrived completely and was checked."""
+        """Whether it has arrived completely and has been checked."""
         return self.sha256 is not None
 
 
@@ -165,7 +165,7 @@ class AliasMove:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit: ``order`` holds the request, ``attempt`` counts starts and fences writes."""
+    """A fit: ``order`` is the request; ``attempt`` counts starts and fences writes."""
 
     id: str
     workspace: str
@@ -224,8 +224,9 @@ class Run:
 class RunSession:
     """One start of a training job; its steps follow ``base_step``.
 
-    Numbers count sessions as they were opened, which may be long after they began: the newest is
-    the one that began last. The state at ``base_step`` may be large and is read separately.
+    Numbers count sessions in the order in which they were opened, which may be long after they
+    began: the newest session is the one that began last. The state at ``base_step`` may be large
+    and is read separately.
     """
 
     run: str
@@ -242,7 +243,7 @@ class RunSession:
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """Metadata of the statistics of one rank for a step; their bytes are only read to merge."""
+    """Metadata of one rank's statistics for a step; their bytes are only read for merging."""
 
     rank: int
     sha256: str

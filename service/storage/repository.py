@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, Float, Select, Text, cast, func
+from sqlalchemy import ColumnElement, Executable, Float, LargeBinary, Select, Text, cast, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -17,11 +17,11 @@ from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
 
-# JSON of one page; as Python objects it may take twenty times as much
+# JSON of one page; as Python objects it may take twenty times as much memory
 PAGE_BYTES = 1 << 19
-# estimated size of a row without its texts
+# estimated size of a row without its strings
 ROW_BYTES = 256
-DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers wait
+DELETE_BATCH = 1000  # old rows deleted per transaction, which other writers have to wait for
 DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 DUPLICATE_POSTGRESQL = "23505"
 
@@ -44,14 +44,14 @@ def _now_postgresql(*_: Any, **__: Any) -> str:
 
 
 class After(NamedTuple):
-    """The position after which a page of a list, newest first, continues."""
+    """Cursor into a list sorted newest first: the next page starts after it."""
 
     created_at: float
     id: str
 
 
 def json_bytes(*values: Any) -> int:
-    """Return the estimated bytes of values in columns of JSON or text, including their row.
+    """Return the estimated size of values in JSON or text columns, including their row.
 
     >>> json_bytes({"a": "b"}) == ROW_BYTES + 10
     True
@@ -74,12 +74,18 @@ class Repository:
         return [record(**row) for row in rows]
 
     def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
-        """Return how many rows of a page, at least one, fit PAGE_BYTES in these columns."""
-        sizes = (func.coalesce(func.length(cast(one, Text)), 0) for one in columns)
+        """Return how many rows of a page, at least one, fit into PAGE_BYTES in these columns."""
+        sizes = (func.coalesce(self._octets(cast(one, Text)), 0) for one in columns)
         size = reduce(operator.add, sizes)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
         fitting = [total for total in accumulate(found) if total <= PAGE_BYTES]
         return max(1, len(fitting))
+
+    def _octets(self, text: ColumnElement[str]) -> ColumnElement[int]:
+        """Return the length of a string in bytes; SQLite has ``octet_length`` only since 3.43."""
+        if self.session.get_bind().dialect.name == "sqlite":
+            return func.length(cast(text, LargeBinary))
+        return func.octet_length(text)
 
     def _one_if_unique(self, record: type[Record], statement: Executable) -> Record | None:
         """Return the row that a statement writes; None if it violates a unique constraint."""
@@ -97,7 +103,7 @@ class Repository:
 
 
 def _is_duplicate(error: IntegrityError) -> bool:
-    """Return whether an error of SQLite or PostgreSQL is a unique violation."""
+    """Return whether an error of SQLite or PostgreSQL is a violation of uniqueness."""
     name = getattr(error.orig, "sqlite_errorname", "")
     return name in DUPLICATE_SQLITE or getattr(error.orig, "sqlstate", None) == DUPLICATE_POSTGRESQL
 

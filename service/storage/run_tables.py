@@ -54,7 +54,7 @@ run_sessions = Table(
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("run", "id"),
-    # the newest session, and all bases in order, without reading rows that hold large states
+    # to find the newest session and all bases in order without reading rows with large states
     Index(None, "run", "begun_at", "number", "base_step"),
 )
 SESSION = tuple(column for column in run_sessions.c if column.name != "base_state")
@@ -67,12 +67,12 @@ run_statistics = Table(
     Column("step", Integer, primary_key=True),
     Column("rank", Integer, primary_key=True),
     Column("sha256", SHA256, nullable=False),
-    Column("statistics", LargeBinary),  # until they are merged
+    Column("statistics", LargeBinary),  # NULL once they are merged
     Column("claimed", JSON(none_as_null=True)),
     Column("late", Boolean, nullable=False),
     Column("posted_at", Float, nullable=False),
     ForeignKeyConstraint(["run", "session"], ["run_sessions.run", "run_sessions.number"]),
-    Index(None, "run", "session", "step", "posted_at"),  # count without reading rows of 500 kB
+    Index(None, "run", "session", "step", "posted_at"),  # to count without reading 500 kB rows
 )
 Index(
     "ix_run_statistics_open",

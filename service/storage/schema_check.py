@@ -1,4 +1,4 @@
-"""Compare the schema that a database has with the one that this program expects."""
+"""Compare the schema of a database with the one that this program expects."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def check_schema(database: Database, revision: str) -> None:
         "schema_differs",
         f"the database is marked as schema {revision}, but {'; '.join(found[:SHOWN])}"
         f"{more}. Its tables were changed by hand, or created by a version of the service that was "
-        "never released. Restore a backup, or change the tables to what is expected: "
+        "never released. Restore a backup, or change the tables to the expected schema: "
         "docs/how-to/upgrade.md, 'A schema that differs'",
     )
 
 
 def differences(database: Database) -> list[str]:
-    """Return how the tables of a database differ from the expected schema, a clause for each.
+    """Return the differences of a database's tables from the expected schema, a clause for each.
 
     Foreign tables, additional indexes and constraints, and additional columns that an INSERT may
     omit are harmless and not reported.
@@ -49,7 +49,7 @@ def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def _flat(found: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
-    """Flatten the changes; Alembic puts those of one column into a nested list."""
+    """Flatten the changes; Alembic nests those of one column in a list."""
     for one in found:
         yield from one if isinstance(one, list) else [one]
 
@@ -68,7 +68,7 @@ def _clause(change: tuple[Any, ...]) -> str | None:
             rule = "may not be NULL" if was is False else "may be NULL"
             return f"the column {column} of the table {table} {rule}"
         case ("modify_type", _, table, column, _, was, wanted):
-            return f"the column {column} of the table {table} is {was!r} and not {wanted!r}"
+            return f"the column {column} of the table {table} is {was!r}, not {wanted!r}"
         case ("remove_column", _, table, column):
             if not column.nullable and column.server_default is None:
                 return f"the table {table} has a column {column.name} that must be filled"

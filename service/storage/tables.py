@@ -74,6 +74,7 @@ web_sessions = Table(
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
     Index(None, "expires_at"),
+    Index(None, "key", "created_at"),
 )
 
 datasets = Table(
@@ -82,7 +83,7 @@ datasets = Table(
     Column("id", ID, primary_key=True),
     workspace(),
     Column("kind", String(16)),
-    Column("sha256", SHA256),  # NULL during an upload, as is all that depends on the bytes
+    Column("sha256", SHA256),  # NULL during an upload, like all columns that depend on the bytes
     Column("format", String(16)),
     Column("bytes", BigInteger),
     Column("rows", BigInteger),
@@ -147,7 +148,7 @@ versions = Table(
     Column("map_sha256", SHA256, nullable=False),
     Column("map_bytes", BigInteger, nullable=False),
     Column("onnx_sha256", SHA256),
-    Column("judged_sha256", SHA256),  # of the blob of judged rows, if the version has them
+    Column("judged_sha256", SHA256),  # of the blob of judged rows, if the version has any
     Column("judged_data", SHA256),  # the fingerprint of their dataset
     Column("tags", JSON, nullable=False),
     Column("description", Text, nullable=False),

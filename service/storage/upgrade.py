@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def migration_lock(database: Database) -> Iterator[None]:
     """Hold the migration lock: an advisory lock, or a lock on a file next to SQLite's."""
     if not database.is_sqlite:
-        # no transaction may stay open meanwhile: index builds wait for open ones
+        # no transaction may stay open meanwhile: index builds wait for open transactions
         outside = database.unlimited.execution_options(isolation_level="AUTOCOMMIT")
         with outside.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
@@ -67,7 +67,7 @@ def is_known(revision: str) -> bool:
 
 
 def revision_of(database: Database) -> str | None:
-    """Return the revision of a database, None if it has no tables of ours."""
+    """Return the revision of a database, None if it has none of our tables."""
     with database.unlimited.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         return context.get_current_revision()
@@ -76,7 +76,7 @@ def revision_of(database: Database) -> str | None:
 def open_current(url: str) -> Database:
     """Open an existing database without creating or migrating it.
 
-    Raises Invalid if it does not exist, or is not at the revision of this program.
+    Raises Invalid if it does not exist or is not at this program's revision.
     """
     file = embedded_file(url)
     if file is not None:
@@ -99,12 +99,12 @@ def check_exists(file: Path) -> None:
 
 
 def check_current(database: Database) -> None:
-    """Raise Invalid unless a database is at the revision of this program, and has its schema."""
+    """Raise Invalid unless a database has the revision and the schema of this program."""
     found = revision_of(database)
     if found != newest_revision():
         raise Invalid(
             "other_schema",
-            f"the database has the schema {found} and this program {newest_revision()}: use the "
+            f"the database has schema {found}, but this program {newest_revision()}: use the "
             "program that serves it, or run `python -m service migrate` first",
         )
     check_schema(database, found)
@@ -124,8 +124,8 @@ def upgrade(database: Database) -> None:
     if before is not None and not is_known(before):
         raise Invalid(
             "newer_database",
-            f"the database is at revision {before} and this version of the service knows only up "
-            f"to {newest_revision()}: start the version that created it, or a newer one",
+            f"the database is at revision {before}, but this version of the service supports only "
+            f"up to {newest_revision()}: start the version that created it, or a newer one",
         )
     command.upgrade(alembic_config(database), "head")
     after = revision_of(database)

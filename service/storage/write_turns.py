@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO
 
-# the workspace of the current call, empty if it is not known
+# the workspace of the current call, empty if unknown
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 
 POLL_SECONDS = 0.001
@@ -22,7 +22,8 @@ GATE_SECONDS = 1.0
 class WriteTurns:
     """Let one thread write at a time; owners take turns, first in, first out.
 
-    However many calls of one owner wait, a call of another owner waits for at most one of them.
+    Regardless of how many calls of one owner are waiting, another owner's call waits for at most
+    one of them.
     With ``file``, the path of the database, the processes that write to it take turns as well.
     """
 
@@ -34,7 +35,7 @@ class WriteTurns:
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
-        """Wait for a turn and hold it; raise TimeoutError if none comes in time."""
+        """Wait for a turn and hold it; raise TimeoutError if none comes within ``seconds``."""
         deadline = time.monotonic() + seconds
         self._take(OWNER.get(), seconds)
         try:
@@ -83,10 +84,10 @@ def _process_turn(file: Path, deadline: float) -> Iterator[None]:
     """Hold the turn of this process until the end of the context.
 
     A process holds the gate while it waits for the turn. The process that wrote last must pass
-    the gate again, so it cannot overtake the one that waits. The kernel releases both locks if a
-    process dies; a gate that a stopped process holds is ignored after ``GATE_SECONDS``. SQLite's
-    own lock protects the data. These locks only order the writers, so the process goes on without
-    them if their files cannot be created.
+    the gate again, so it cannot overtake the one that is waiting. The kernel releases both locks
+    if a process dies; a gate that a stopped process holds is ignored after ``GATE_SECONDS``.
+    SQLite's own lock protects the data. These locks only order the writers, so the process goes
+    on without them if their files cannot be created.
     """
     with ExitStack() as held:
         try:

@@ -1,1 +1,1 @@
-"""The dashboard: HTML pages, which load no scripts from elsewhere."""
+"""The dashboard: HTML pages, which load no scripts from other hosts."""

@@ -13,7 +13,7 @@ from service.storage.tables import aliases, calibrators, reports, versions
 
 
 class HasVerdict(Protocol):
-    """The ECE of a report: intervals before and after, and the noise floor; None without one."""
+    """The ECE in a report: intervals before and after, and noise floor; None without a report."""
 
     @property
     def after(self) -> dict[str, Any] | None:
@@ -50,10 +50,10 @@ class VersionLine:
 
 @dataclass(frozen=True)
 class CalibratorLine:
-    """A calibrator in a list, with its version in production, or else its newest.
+    """A calibrator in a list, with its version in production, otherwise its newest.
 
     ``after`` and ``before`` are the intervals of the ECE in the version's report and ``floor`` is
-    its noise floor; None without a report. ``fitted_at`` is that of the newest version.
+    its noise floor; None without a report. ``fitted_at`` is the time of the newest version.
     """
 
     name: str
@@ -74,7 +74,7 @@ class CalibratorLine:
 
 
 class Overview(Repository):
-    """Queries of the pages that list calibrators and versions."""
+    """Queries for the pages that list calibrators and versions."""
 
     def calibrators(
         self, workspace: str, limit: int, after: str | None, *, prefix: str = ""

@@ -1,4 +1,4 @@
-"""Heartbeats of workers, recovery of fits of lost workers, and housekeeping."""
+"""Worker heartbeats, recovery of the fits of lost workers, and housekeeping."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Housekeeping:
         self._current_fits = current_fits
         self._last_beat = self._steady_since = -math.inf
         self._ended = threading.Event()
-        # separate threads: housekeeping may take long, and heartbeats must not wait for it
+        # separate threads: housekeeping may take a while, and heartbeats must not wait for it
         self._threads = [
             self._thread("heartbeat", self.beat, pace.heartbeat),
             self._thread("housekeeping", self.keep_house, pace.housekeeping),
@@ -85,7 +85,7 @@ class Housekeeping:
             thread.join(timeout=0.5)
 
     def beat(self) -> None:
-        """Send a heartbeat, and queue the fits of lost workers again."""
+        """Send a heartbeat, and requeue the fits of lost workers."""
         now = time.monotonic()
         if now - self._last_beat > self._pace.silence / 2:
             self._steady_since = now
@@ -97,7 +97,7 @@ class Housekeeping:
         # after an outage of the database all workers seem silent: wait for their heartbeats first
         for lost in silent if now - self._steady_since >= self._pace.silence else ():
             self._take_over(lost.id)
-        # if the response to a claim got lost, the fit runs in our name without our knowledge
+        # if the response to a claim was lost, the fit counts as running here although it is not
         current = self._current_fits()
         unknown = [] if current is None else [fit for fit in mine if fit.id not in current]
         if unknown:
@@ -105,7 +105,7 @@ class Housekeeping:
                 self._requeue(store, unknown)
 
     def hand_back(self) -> None:
-        """Queue the fits of this worker again, and deregister it."""
+        """Requeue the fits of this worker, and deregister it."""
         with self._database.write() as store:
             store.workers.remove(self._worker)
             for fit in store.fits.running_on(self._worker):
@@ -121,7 +121,7 @@ class Housekeeping:
             release_merged(self._database)
 
     def keep_house(self) -> None:
-        """Delete expired rows and datasets, queue orphaned fits again, and sweep."""
+        """Delete expired rows and datasets, requeue orphaned fits, and sweep."""
         grace = self._settings.sweep_hours * HOUR
         max_age = self._settings.idempotency_hours * HOUR
         self._delete_all(lambda store: store.idempotency.forget(max_age))
@@ -188,7 +188,7 @@ class Housekeeping:
             self._requeue(store, fits)
 
     def _requeue(self, store: Store, fits: list[Fit]) -> None:
-        """Queue fits again whose attempt will never end, or fail them after too many attempts."""
+        """Requeue fits whose attempt will never end, or fail those with too many attempts."""
         for fit in fits:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(

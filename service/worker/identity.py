@@ -1,4 +1,4 @@
-"""Names of worker processes, which contain the machine they run on."""
+"""Names of worker processes, which include the name of their machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def new_worker_id() -> str:
 
 
 def is_of_this_machine(worker: str) -> bool:
-    """Return whether a worker of this name runs on this machine, or in this container."""
+    """Return whether a worker with this name runs on this machine, or in this container."""
     return worker.rsplit("-", 2)[0] == _machine()
 
 

@@ -47,7 +47,7 @@ def run_worker(
     same process id: only that frees what the fit holds.
 
     Without ``device`` it uses a GPU if there is one; if there are several, the workers of a
-    supervisor share them out. Without ``queues`` a worker with a GPU serves both queues, one
+    supervisor divide them up. Without ``queues`` a worker with a GPU serves both queues, one
     without serves fit.cpu. On exit the current fit is queued again.
     Raises Invalid if there is no such device.
     """
@@ -61,7 +61,7 @@ def run_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     logs.configure(settings.log_level, settings.log_format)
-    # they are in the maps' fit_info and in the reports
+    # the warnings are in the maps' fit_info and in the reports
     warnings.simplefilter("ignore", CalibrationWarning)
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = QueueWorker(settings, queues, device, pace or WorkerPace(), leaving)
@@ -107,7 +107,7 @@ def device_of_slot(slot: int, gpus: int) -> str:
 
 
 def _sign_off(worker: QueueWorker) -> None:
-    """Hand back the current fit within a few seconds, whatever a fit or the database does."""
+    """Hand back the current fit within a few seconds, even if the fit or the database hangs."""
     _log.info("worker_restarting" if worker.is_stuck else "worker_leaving", worker=worker.id)
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
     thread.start()

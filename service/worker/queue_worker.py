@@ -82,7 +82,7 @@ class QueueWorker:
         )
 
     def start(self) -> None:
-        """Start to claim fits."""
+        """Start claiming fits."""
         retry(lambda: prepare_database(self._database), self._pace.retry)
         retry(self._housekeeping.start, self._pace.retry)
         warm_up(self._device)
@@ -201,8 +201,9 @@ class RunningFit:
     """The hooks of a fit; a thread writes progress and polls for a stop a few times a second.
 
     A fit that does not react to a stop, because it is in the middle of a long call, is concluded
-    here: waiting callers learn it at once, and later results are discarded. If it has not returned
-    after ``grace`` seconds, ``on_stuck`` is called: a thread cannot be killed, only its process.
+    here: waiting callers are notified at once, and later results are discarded. If it has not
+    returned after ``grace`` seconds, ``on_stuck`` is called: a thread cannot be killed, only its
+    process.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ def _name(error: Exception) -> str:
 
 
 class RetryingBlobs(Blobs):
-    """A blob store for fits, which retries: a short outage must not cost an hour of work."""
+    """A blob store that retries, so that a short outage does not cost a fit an hour of work."""
 
     def __init__(
         self, url: str, *, seconds: float, on_damage: Callable[[str, Damaged], None] | None = None

@@ -22,7 +22,7 @@ _log = structlog.get_logger("calibrd.worker")
 
 
 def limit_memory(fit_bytes: int) -> None:
-    """Make allocations of this process fail beyond what a fit of ``fit_bytes`` can need.
+    """Make allocations of this process fail beyond twice ``fit_bytes`` of additional memory.
 
     A fit that needs more than its estimate then fails on its own, before the machine runs out of
     memory. Does nothing on systems without /proc.
@@ -47,7 +47,7 @@ def prepare_database(database: Database) -> None:
 
 
 def warm_up(device: str) -> None:
-    """Load what the libraries load on first use, so that the first fit does not wait for it."""
+    """Make libraries load what they load on first use, so that the first fit need not wait."""
     data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
     try:
         export(Smart(steps=1).fit(data, device=device))

@@ -1,4 +1,4 @@
-"""Start, watch, restart and stop the worker processes beside the API."""
+"""Start, watch, restart and stop the worker processes alongside the API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import structlog
 from service.concurrency.backoff import Backoff
 from service.settings import Settings
 
-# -P: do not import a folder `service` of the working directory; PYTHONPATH says where ours is
+# -P: do not import a folder `service` in the working directory; PYTHONPATH says where ours is
 COMMAND = (sys.executable, "-P", "-m", "service", "worker")
 OURS = str(Path(__file__).parents[2])
 # process id of the supervisor; a worker with another parent leaves, because its supervisor died
 SUPERVISOR = "CALIBRD_SUPERVISOR"
-# number of the worker, by which workers share out the GPUs of a machine
+# number of the worker, which determines its GPU
 SLOT = "CALIBRD_SLOT"
-# file that a worker creates when it claims a fit: its start has succeeded
+# file that a worker creates when it claims a fit, which shows that its start has succeeded
 FITTING = "CALIBRD_FITTING"
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 10.0
@@ -86,7 +86,8 @@ class _Slot:
     """One worker process, restarted when it dies.
 
     It is restarted at once if it had claimed a fit, which may have killed it: other fits must not
-    wait for that. If it died before that, it cannot start, and the pauses between restarts grow.
+    wait for that. If it died before claiming one, it probably cannot start, and the pauses between
+    restarts grow.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class _Slot:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def start(self) -> None:

@@ -275,7 +275,7 @@ def test_a_document_that_is_no_state_is_refused(change):
         ({"bins": 0}, "bins must be at least 1, got 0"),
         ({"rate": 0.0}, "rate must be greater than 0"),
         ({"gamma_min": 1.0}, "gamma_min must be at most 0"),
-        ({"switch_at": 0.5, "gamma_min": -0.3}, "switch_at must lie inside .* got 0.5"),
+        ({"switch_at": 0.5, "gamma_min": -0.3}, "switch_at must be at most .* got 0.5"),
         ({"rule": "focal"}, "rule must be one of"),
     ],
 )

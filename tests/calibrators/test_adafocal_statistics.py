@@ -347,8 +347,8 @@ def test_statistics_cannot_be_changed():
         (lambda: BinStatistics.from_log_odds([1.0, 2.0], [1]), "odds and correct"),
         (lambda: BinStatistics.from_logits([[np.nan, 1.0]], [0]), "NaN"),
         (lambda: BinStatistics.from_logits([[0.0, 1.0]], [2]), "labels"),
-        (lambda: BinStatistics(SURE, np.zeros(3, dtype=np.int64)), "47 numbers of int64"),
-        (lambda: BinStatistics(SURE, np.zeros(SUMS)), "47 numbers of int64"),
+        (lambda: BinStatistics(SURE, np.zeros(3, dtype=np.int64)), "47 int64 numbers"),
+        (lambda: BinStatistics(SURE, np.zeros(SUMS)), "47 int64 numbers"),
     ],
 )
 def test_bad_rows_are_refused_with_the_rule(make, rule):

@@ -169,9 +169,9 @@ def test_only_some_maps_have_a_band() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("nodes", np.zeros((3, 4)), "nodes must rise"),
-        ("heights", np.full((3, 4), np.nan), "heights must be moderate"),
-        ("covariance", np.zeros((3, 3)), r"must be \(3, p\) and covariance \(3p, 3p\)"),
+        ("nodes", np.zeros((3, 4)), "nodes must be increasing"),
+        ("heights", np.full((3, 4), np.nan), r"heights must lie in \[-1e6, 1e6\]"),
+        ("covariance", np.zeros((3, 3)), r"shape \(3, p\), covariance \(3p, 3p\)"),
         ("rest_temperature", 0.0, "temperature"),
     ],
 )
@@ -218,7 +218,7 @@ def test_the_band_of_many_rows_takes_little_memory() -> None:
 
 
 def test_maps_of_many_nodes_are_refused() -> None:
-    with pytest.raises(ParameterError, match="at most 64 nodes a term, got 65"):
+    with pytest.raises(ParameterError, match="at most 64 nodes per term, got 65"):
         wide_map(65)
 
 

@@ -82,7 +82,7 @@ def test_says_what_was_tried_and_why() -> None:
             assert one[name]["low"] <= one[name]["value"] <= one[name]["high"]
     assert tried["temperature"]["change"]["low"] > 0
     assert fitted.fit_info["winner"] == "additive"
-    assert "compared were temperature, spline" in fitted.fit_info["why"]
+    assert "compared with: temperature, spline" in fitted.fit_info["why"]
 
 
 def test_few_rows_lean_on_the_prior() -> None:
@@ -182,7 +182,7 @@ def test_segments_are_asked_for() -> None:
     names = ["web", "app"] * 300
     with_segments = CalibrationSet(data.logits, data.labels, names)
     (told,) = Auto().fit(with_segments).fit_info["left_out"]
-    assert (told["method"], told["why"][-21:]) == ("segmented", "name it in candidates")
+    assert (told["method"], told["why"][-30:]) == ("segmented", "add it to candidates to try it")
     logits = data.logits.copy()
     logits[::2] *= 4
     differing = CalibrationSet(logits, data.labels, names)
@@ -194,7 +194,7 @@ def test_segments_are_asked_for() -> None:
 
 def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
     data = draw(3000, 60)
-    with pytest.warns(OutOfTime, match=r"the budget of 0\.05 seconds left these out: .*dirichlet"):
+    with pytest.warns(OutOfTime, match=r"budget of 0\.05 seconds was too short for: .*dirichlet"):
         fitted = Auto(budget=0.05, candidates=("dirichlet",), allow_class_change=True).fit(data)
     (left_out,) = fitted.fit_info["left_out"]
     assert left_out["method"] == "dirichlet"
@@ -267,6 +267,6 @@ def test_the_report_says_how_long_each_candidate_took() -> None:
 
 def test_the_base_is_there_whatever_is_named() -> None:
     data = draw(2000, 4)  # three times too large, which a temperature mends
-    with pytest.warns(OutOfTime, match="left these out: spline"):
+    with pytest.warns(OutOfTime, match="too short for: spline"):
         fitted = Auto(candidates=("spline",), budget=1e-9).fit(data)
     assert (fitted.method, fitted.fit_info["baseline"]) == ("additive", "additive")

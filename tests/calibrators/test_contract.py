@@ -273,12 +273,12 @@ def test_refuses_another_number_of_classes(name: str, fitted: CalibrationMap) ->
     with pytest.raises(DataError, match="fitted on 5 classes, got 3 columns"):
         fitted.apply(np.zeros((2, 3)))
     if fitted.kind == "logits":
-        with pytest.raises(DataError, match=r"got a list of 5 numbers: one row is \[\[\.\.\.\]\]"):
+        with pytest.raises(DataError, match=r"5 numbers: write a single row as \[\[\.\.\.\]\]"):
             fitted.apply(np.zeros(5))
 
 
 def test_refuses_bare_arrays(name: str) -> None:
-    with pytest.raises(FitError, match="make one with CalibrationSet"):
+    with pytest.raises(FitError, match="create one with CalibrationSet"):
         fit(name, np.zeros((3, 2)))  # type: ignore[arg-type]
 
 

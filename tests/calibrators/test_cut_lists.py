@@ -96,7 +96,7 @@ def test_what_is_missing_may_be_divided_among_the_zeros() -> None:
         return given + zeros * (1 - given.sum(axis=1, keepdims=True)) / zeros.sum(axis=1)[:, None]
 
     (p, labels), (held, truth) = drawn(3000, 100, 0), drawn(10_000, 100, 50)
-    with pytest.raises(DataError, match="top classes only, divide what is missing among its zeros"):
+    with pytest.raises(DataError, match="spread the missing probability over its zeros"):
         CalibrationSet.from_probabilities(cut(p, 5, normal=False), labels)
     for name in ("temperature", "vector", "beta", "identity"):
         exact = held_out_ece(fit(name, p, labels), held, truth)
@@ -125,9 +125,9 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | No
 
 def test_the_warning_and_the_report_say_what_was_changed() -> None:
     p, labels = drawn(3000, 10, 2)
-    with pytest.warns(ClippedProbabilities, match=r"21000 zeros were raised to 0\.\d+ of") as said:
+    with pytest.warns(ClippedProbabilities, match=r"21000 zeros .* 0\.\d+ times the") as said:
         data = CalibrationSet.from_probabilities(cut(p, 3), labels)
-    assert "taken as lists of at most 3 classes, the others cut" in str(said[0].message)
+    assert "taken to be lists cut to at most 3 classes" in str(said[0].message)
     _, report = fit_and_judge(TemperatureScaling(), data)
     assert report.fit["clipped"]["zeros"] == 21000
     assert report.fit["clipped"]["kept"] == 3

@@ -110,7 +110,7 @@ def test_maps_warn_if_many_logits_look_like_probabilities() -> None:
 
 
 def test_labels_that_start_at_1_are_recognised() -> None:
-    with pytest.raises(DataError, match=r"lie in 0..2, got 1 to 3 \(labels from 1: sub"):
+    with pytest.raises(DataError, match=r"lie in 0..2, got 1 to 3 \(labels start at 1: sub"):
         CalibrationSet(np.eye(3), [1, 2, 3])
     with pytest.raises(DataError, match=r"got 0 to 3 \(1 row") as caught:
         CalibrationSet(np.eye(3), [0, 2, 3])

@@ -159,7 +159,7 @@ def test_maps_that_make_no_sense() -> None:
     rule = r"edges must have one number fewer than accuracy, got shapes \(2,\) and \(2,\)"
     with pytest.raises(ParameterError, match=rule):
         replace(good, edges=np.zeros(2))
-    with pytest.raises(ParameterError, match=r"edges must be finite and never fall, got nan at"):
+    with pytest.raises(ParameterError, match="be finite and non-decreasing, got nan at"):
         replace(good, edges=np.array([np.nan]))
     with pytest.raises(ParameterError, match=r"accuracy must lie in \[0, 1\], got 1.6 at \[1\]"):
         replace(good, accuracy=np.array([0.3, 1.6]))

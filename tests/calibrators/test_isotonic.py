@@ -229,10 +229,10 @@ def test_onnx_agrees_on_the_real_sample() -> None:
 @pytest.mark.parametrize(
     ("confidence", "accuracy", "rule"),
     [
-        ([0.2, 0.1], [0.1, 0.2], "confidence must be finite and never fall, got 0.1 at"),
-        ([0.1, 0.2], [0.2, 0.1], "accuracy must be finite and never fall"),
+        ([0.2, 0.1], [0.1, 0.2], "confidence must be finite and non-decreasing, got 0.1 at"),
+        ([0.1, 0.2], [0.2, 0.1], "accuracy must be finite and non-decreasing"),
         ([0.1, 0.2], [0.2, 1.1], r"accuracy must lie in \[0, 1\]"),
-        ([0.1, 0.2], [0.2], r"of one length, got shapes \(2,\) and \(1,\)"),
+        ([0.1, 0.2], [0.2], r"equal length, got shapes \(2,\) and \(1,\)"),
         ([], [], r"confidence must hold at least 1 number, got shape \(0,\)"),
     ],
 )
@@ -252,7 +252,7 @@ def test_maps_that_make_no_sense(confidence: list, accuracy: list, rule: str) ->
         (np.zeros((2, 3)), np.zeros((2, 3)), r"3 rows, got shapes \(2, 3\) and \(2, 3\)"),
         (np.zeros((3, 2)), np.zeros((3, 1)), r"3 rows, got shapes \(3, 2\) and \(3, 1\)"),
         (np.zeros((3, 0)), np.zeros((3, 0)), r"probability must hold at least 1 number"),
-        (np.zeros((3, 2)), np.eye(3, 2), r"frequency must be finite and never fall, got 0 at"),
+        (np.zeros((3, 2)), np.eye(3, 2), r"frequency must be finite and non-decreasing, got 0 at"),
     ],
 )
 def test_tables_that_make_no_sense(

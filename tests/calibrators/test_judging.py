@@ -156,7 +156,7 @@ def test_a_senseless_held_out_share_is_refused(share: float) -> None:
 def test_a_held_out_share_needs_rows_and_no_evaluation_set() -> None:
     with pytest.raises(DataError, match="cannot be split"):
         fit_and_judge(Recorder(), drawn(5), held_out=0.01)
-    with pytest.raises(FitError, match="one of the two"):
+    with pytest.raises(FitError, match="mutually exclusive"):
         fit_and_judge(Recorder(), drawn(200), evaluation=drawn(50, seed=1), held_out=0.2)
 
 
@@ -275,4 +275,4 @@ def test_rows_of_segments_that_the_map_does_not_know_are_in_the_report() -> None
     _, report = fit_and_judge(Segmented(), data, evaluation=strangers)
     (told,) = report.fit["warnings_while_judging"]
     assert told["code"] == "unknown_segments"
-    assert told["message"].startswith("400 of 400 rows are in no segment of this map")
+    assert told["message"].startswith("400 of 400 rows are in segments unknown to this map")

@@ -269,7 +269,7 @@ def test_focal_and_flsd_against_their_formulas() -> None:
 
 
 def test_a_gamma_that_pushes_the_wrong_way_is_warned_of() -> None:
-    with pytest.warns(WrongWayGradients, match="stay below 3.591"):
+    with pytest.warns(WrongWayGradients, match="keep it below 3.591"):
         made("inverse_focal", gamma=4.0)
     with pytest.warns(WrongWayGradients):
         steep = made("inverse_focal", gamma=4.0)
@@ -389,8 +389,8 @@ def test_aurc_of_very_many_rows_is_finite() -> None:
         ("online_label_smoothing", {}, "online_label_smoothing needs classes="),
         (None, {}, "there is no loss None"),
         ("refcal", {"loss": torch.nn.Identity()}, "loss must be a plain value"),
-        ("refcal", {"loss": "refcal"}, "must be another"),
-        ("refcal", {"loss_params": {"reduction": "sum"}}, "reduction is refcal's own"),
+        ("refcal", {"loss": "refcal"}, "cannot be its own inner loss"),
+        ("refcal", {"loss_params": {"reduction": "sum"}}, "set reduction on refcal, not on"),
         ("calfocal", {"rule": "adafocal"}, "has no parameter 'rule'"),
     ],
 )

@@ -178,10 +178,10 @@ def test_all_accepted_rows_right_keep_the_temperature_of_all() -> None:
 @pytest.mark.parametrize(
     ("parameters", "rule"),
     [
-        ({"accuracy": 0.95}, r"accuracy must be 0.0 where .*got 0.95: set constraint='accuracy'"),
+        ({"accuracy": 0.95}, r"accuracy must be 0.0 if .*got 0.95: set constraint='accuracy'"),
         (
             {"constraint": "accuracy", "miscoverage": 0.2},
-            r"miscoverage must be 0.05 where .*got 0.2: set constraint='miscoverage'",
+            r"miscoverage must be 0.05 if .*got 0.2: set constraint='miscoverage'",
         ),
     ],
 )

@@ -92,9 +92,9 @@ def test_names_are_text_or_integers_one_for_each_row() -> None:
     p, labels = [[0.9, 0.1], [0.6, 0.4]], [0, 1]
     found = evaluate(p, labels, segments=[7, 9], draws=2)
     assert {row.name for row in found.by_segment} == {"7", "9"}
-    with pytest.raises(DataError, match="2 rows but segments have 3"):
+    with pytest.raises(DataError, match="2 rows but 3 segments"):
         evaluate(p, labels, segments=["a", "b", "c"], draws=2)
-    with pytest.raises(DataError, match="2 rows but segments have 3") as caught:
+    with pytest.raises(DataError, match="2 rows but 3 segments") as caught:
         evaluate(p, labels, segments=Segments.of(["a", "b", "c"]), draws=2)
     assert caught.value.code == "segments_length"
 
@@ -130,7 +130,7 @@ def test_a_hundred_segments_stay_small() -> None:
 def test_the_page_and_the_summary_tell_of_them(report: Report, tmp_path: Any) -> None:
     page = report.save(tmp_path / "report.html").read_text()
     assert "<h2>By segment</h2>" in page
-    assert "all 3 segments, the ECE farthest above the 95 % quantile of its floor first" in page
+    assert "all 3 segments, sorted by the ECE minus the 95 % quantile of its floor" in page
     assert "&lt;i&gt;kiosk&lt;/i&gt;" in page
     assert MARKUP not in page
     for row in report.by_segment:
@@ -144,7 +144,7 @@ def test_the_page_says_how_many_are_left_out(tmp_path: Any) -> None:
     page = found.save(tmp_path / "report.html").read_text()
     assert "10 of 150 segments" in page
     assert "the next 90" in page
-    assert "50 more have fewer rows than these" in page
+    assert "50 smaller segments are not shown" in page
     assert "worst of the 100 largest of 150 segments: " in found.summary()
     assert "segment" not in evaluate(softmax(data.logits), data.labels, draws=2).summary()
 

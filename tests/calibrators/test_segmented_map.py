@@ -101,7 +101,7 @@ def test_what_names_no_segments_is_refused(fitted: SegmentedMap, segments: Any, 
 def test_a_map_without_segments_refuses_them() -> None:
     plain = TemperatureMap(k=2, temperature=2.0)
     for call in (plain.apply, plain.transform):
-        with pytest.raises(DataError, match="'temperature' has no segments: send none"):
+        with pytest.raises(DataError, match="'temperature' has no segments: leave them out"):
             call([[2.0, 0.0]], ["a"])
     named = CalibrationSet([[2.0, 0.0]], [0], ["a"])
     np.testing.assert_array_equal(plain.apply_set(named), plain.apply([[2.0, 0.0]]))
@@ -225,13 +225,13 @@ def test_a_deep_nest_is_refused() -> None:
     nest = BASE
     for _ in range(50):
         nest = {"method": "segmented", "parameters": {**HEADER["parameters"], "base": nest}}
-    with pytest.raises(ArchiveError, match="must not hold another"):
+    with pytest.raises(ArchiveError, match="must not contain another"):
         archive.load(forged(base=nest))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-40, 1e40])
 def test_temperatures_are_positive(value: float) -> None:
-    with pytest.raises(ParameterError, match="temperature must be positive"):
+    with pytest.raises(ParameterError, match="temperature must lie between"):
         replace(SMALL, temperatures=np.array([1.0, value]))
 
 
@@ -241,7 +241,7 @@ def test_temperatures_are_positive(value: float) -> None:
         ({"base": SMALL}, "base must be a map without segments"),
         ({"base": TemperatureMap(k=4, temperature=1.0)}, "logits of 3 classes .* got logits of 4"),
         ({"temperatures": np.ones(3)}, r"each of 2 segments, got shape \(3,\)"),
-        ({"segments": ("web", "app")}, r"in order, got 2: \('web', 'app'\)"),
+        ({"segments": ("web", "app")}, r"distinct, got 2: \('web', 'app'\)"),
     ],
 )
 def test_errors_name_the_field_and_what_it_got(changes: dict[str, Any], rule: str) -> None:
@@ -256,7 +256,7 @@ def test_segments_of_a_set_can_be_named_later() -> None:
     assert isinstance(named.segments, Segments)
     assert named.segments.names == ("a", "b")
     np.testing.assert_array_equal(named.logits, data.logits)
-    with pytest.raises(DataError, match="20 rows but segments have 3"):
+    with pytest.raises(DataError, match="20 rows but 3 segments"):
         data.with_segments(["a", "b", "c"])
 
 

@@ -95,7 +95,7 @@ def test_margins(k: int) -> None:
 
 
 def test_threads_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be a positive integer, got 0"):
         set_threads(0)
 
 

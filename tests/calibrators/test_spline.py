@@ -152,13 +152,13 @@ def test_maps_that_make_no_sense() -> None:
     good = SplineMap(
         k=3, base_temperature=1.0, confidence=np.ones(2), correction=np.zeros(2), least=0.1
     )
-    with pytest.raises(ParameterError, match=r"one length, got shapes \(2,\) and \(3,\)"):
+    with pytest.raises(ParameterError, match=r"equal length, got shapes \(2,\) and \(3,\)"):
         replace(good, correction=np.zeros(3))
     with pytest.raises(ParameterError, match="correction must be finite, got nan"):
         replace(good, correction=np.array([0.0, np.nan]))
     with pytest.raises(ParameterError, match="confidence must hold at least 1 number"):
         replace(good, confidence=np.zeros(0), correction=np.zeros(0))
-    with pytest.raises(ParameterError, match="confidence must be finite and never fall"):
+    with pytest.raises(ParameterError, match="confidence must be finite and non-decreasing"):
         replace(good, confidence=np.array([0.5, 0.4]))
     for least in (0.0, 0.5, 0.7, np.nan):
         with pytest.raises(ParameterError, match=rf"least must be in \(0, 0.5\), got {least}"):

@@ -215,7 +215,7 @@ def test_any_set_gives_its_optimum(n: int, k: int, scale: float, seed: int) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
 def test_map_refuses_impossible_temperatures(temperature: float) -> None:
-    with pytest.raises(ParameterError, match="must be positive"):
+    with pytest.raises(ParameterError, match="must lie between"):
         TemperatureMap(k=2, temperature=temperature)
 
 

@@ -191,13 +191,13 @@ def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_columns_must_be_there_and_free(folder: Path) -> None:
-    with pytest.raises(DataError, match="must have one column 'nothing', but has 'id', 'logits'"):
+    with pytest.raises(DataError, match="exactly one column 'nothing', but has 'id', 'logits'"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
     with pytest.raises(DataError, match="already has 'id': choose another"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)
     with pytest.raises(DataError, match="has no columns to choose from"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", columns="logits")
-    with pytest.raises(DataError, match="need a target with columns"):
+    with pytest.raises(DataError, match="need a table as the target"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", predictions=True, progress=False)
     assert not [*folder.glob("*o.*")]
 
@@ -340,7 +340,7 @@ def test_a_column_there_twice_or_named_twice(tmp_path: Path) -> None:
 
 def test_predictions_do_not_replace_probabilities() -> None:
     fitted = TemperatureMap(k=3, temperature=2.0)
-    with pytest.raises(DataError, match="predictions take the name 'confidence'"):
+    with pytest.raises(DataError, match="'confidence' is reserved for predictions"):
         BatchApply(fitted, output="confidence", predictions=True)
     found = BatchApply(fitted, predictions=True)({"logits": np.eye(3)})
     assert found["prediction"].tolist() == [0, 1, 2]

@@ -131,13 +131,13 @@ def test_what_a_fit_refuses(client: calibrd.Client) -> None:
         assert raised.value.request_id
     with pytest.raises(TypeError, match="not both"):
         client.fit("refused", LOGITS, LABELS, dataset=dataset)
-    with pytest.raises(ValueError, match="letters a-z"):
+    with pytest.raises(ValueError, match="characters from a-z"):
         client.fit("Not a name", LOGITS, LABELS)
 
 
 def test_what_a_dataset_that_is_there_cannot_be_told(client: calibrd.Client) -> None:
     for given in ({"delete_after_fit": True}, {"kind": "probabilities"}):
-        with pytest.raises(TypeError, match="for logits that are uploaded"):
+        with pytest.raises(TypeError, match="logits that this call uploads"):
             client.start_fit("refused", dataset="ds_1", **given)
 
 
@@ -174,7 +174,7 @@ def test_numbers_of_numpy_are_sent(waiting: calibrd.Client) -> None:
                 "numpys", dataset=fit.dataset, methods=[("auto", {"budget": endless})]
             )
     with pytest.raises(
-        TypeError, match=r"evaluation must be a Dataset as upload\(\) returns it, or its id"
+        TypeError, match=r"evaluation must be a Dataset returned by upload\(\), or its id"
     ):
         waiting.start_fit("numpys", dataset=fit.dataset, evaluation=(LOGITS, LABELS))
 
@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_the_fit_running(waiting: calibrd.Client) -> None:
 def test_ready_says_which_part_is_not(client: calibrd.Client, waiting: calibrd.Client) -> None:
     found = waiting.ready()
     assert not found
-    assert found.workers == "no worker is alive: fits wait"
+    assert found.workers == "no worker is alive: fits are waiting"
     assert (found.database, found.blobs) == ("ok", "ok")
     client.wait(client.start_fit("ready", LOGITS, LABELS, methods=["identity"]), progress=False)
     assert client.ready()
@@ -292,7 +292,7 @@ def test_predict_names_a_row_by_its_place_in_all(
         with pytest.raises(errors.Invalid, match=rf"first row {row}\b") as caught:
             client.predict("named-rows@1", broken)
         assert (caught.value.code, caught.value.details["first"]) == ("nan", row)
-    assert "checked rows 200 to 299" in str(caught.value)
+    assert "rows 200 to 299 were checked" in str(caught.value)
 
 
 def test_predict_takes_numbers_without_rows(

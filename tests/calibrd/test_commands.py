@@ -113,7 +113,8 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     out = tmp_path / "out.npy"
     done = calibrd("apply", tmp_path / "in.npy", out, "--map", "cli@production", "--model", "cnn-7")
     assert done.code == 0, done.err
-    assert done.out == f"{out}: 600 rows of 5 probabilities by cli@production (version 1)\n"
+    size = "600 rows of 5 probabilities"
+    assert done.out == f"{out}: {size}, calibrated by cli@production (version 1)\n"
     assert np.load(out).sum(axis=1) == pytest.approx(1, abs=1e-5)
     refused = calibrd("apply", tmp_path / "in.npy", out, "--map", "cli@1", "--model", "other")
     assert (refused.code, refused.out) == (3, "")
@@ -177,7 +178,7 @@ def test_a_refused_promotion_names_the_version_that_was_made(
     assert done.code == 3
     told = done.document["error"]
     assert (told["code"], told["version"]) == ("needs_force", "same@1")
-    assert told["message"].startswith("same@1 was made, but not promoted: ")
+    assert told["message"].startswith("same@1 was created, but not promoted: ")
     assert told["request_id"]
 
 
@@ -221,18 +222,18 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "one of the commands"),
+        ("", "a command is required"),
         ("bogus", "invalid choice: 'bogus'"),
         ("fit", "required: DATA"),
         ("fit VAL", "--name NAME"),
         ("fit VAL --name m --out f.calibrd", "--name NAME"),
-        ("fit VAL --name m --evaluation VAL", "other rows than those of the fit"),
+        ("fit VAL --name m --evaluation VAL", "must not be the file that is fitted on"),
         ("fit VAL --out f.bin", "must end in .calibrd"),
         ("fit VAL --out f.calibrd --method bogus", "no method 'bogus'"),
         ("fit VAL --out f.calibrd --method temperature --param steps", "NAME=VALUE"),
         ("fit VAL --out f.calibrd --method temperature --param steps=3", "steps"),
         ("fit VAL --name m --meth smart", "unrecognized arguments: --meth smart"),
-        ("list --url ftp://here", "url must be like http://"),
+        ("list --url ftp://here", "url must look like http://"),
         ("list --url http://127.0.0.1:9 --retry-seconds 0", "no response from http://127.0.0.1:9"),
         ("report Not/A/Name", "name@alias or name@number"),
         ("report m@1 --out report.pdf", "--out must end in .html"),
@@ -257,7 +258,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit VAL --out nodir/f.calibrd", "nodir/f.calibrd: there is no folder nodir"),
         ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: there is no folder nodir"),
         ("apply VAL FOLDER --map MAP -q", "folder.npy: is a folder"),
-        ("history m --limit -5", "--limit: must be a whole number, 1 or more, got '-5'"),
+        ("history m --limit -5", "--limit: must be a positive integer, got '-5'"),
         (
             "list --retry-seconds nan",
             "--retry-seconds: must be a number of seconds, 0 or more, got 'nan'",
@@ -302,9 +303,9 @@ def test_a_mistake_is_told_in_a_line_or_two(
 def test_what_was_noted_is_told(calibrd: Any, line: FaultyLine) -> None:
     line.before = lambda asked: Say(503)
     asked = ("rollback", "m", "--url", line.url)
-    assert "\nnote: it may or may not have been done: " in calibrd(*asked).err
+    assert "\nnote: it may or may not have succeeded: " in calibrd(*asked).err
     (note,) = calibrd(*asked, "--json").document["error"]["notes"]
-    assert note.startswith("it may or may not have been done: ")
+    assert note.startswith("it may or may not have succeeded: ")
 
 
 def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) -> None:
@@ -363,7 +364,7 @@ def test_ctrl_c_while_a_fit_runs(val: Path, tmp_path: Path) -> None:
     target = tmp_path / "m.calibrd"
     running = spawned("fit", path, "--method", "smart", "--param", "steps=100000", "--out", target)
     assert running.stderr is not None
-    assert "fitted here" in running.stderr.readline()
+    assert "fitted locally" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
     wait_until(lambda: running.poll() is not None, 30)
     out, err = running.communicate()

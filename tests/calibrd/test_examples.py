@@ -17,7 +17,7 @@ SAID = {
     "ci_gate.sh": ["is within the limit", "fashion-ci@production is version 1"],
     "first_fit.py": ["verdict: improved", "production:", "a perfect model would measure"],
     "sklearn_model.py": ["verdict: ", "registered as digits-nb@", "the same probabilities"],
-    "torch_onnx.py": ["verdict: ", "registered as digits-net@", "as torch does to"],
+    "torch_onnx.py": ["verdict: ", "registered as digits-net@", "as torch, within"],
 }
 EXAMPLES = sorted(one for one in (ROOT / "examples").iterdir() if one.is_file())
 SECONDS = 120
@@ -47,7 +47,7 @@ def test_it_runs(script: Path, service: Running, tmp_path: Path) -> None:
     for words in SAID.get(script.name, []):
         assert words in done.stdout
     assert done.stdout.strip()
-    for apart in re.findall(r"(?:same probabilities|as torch does) to (\S+)", done.stdout):
+    for apart in re.findall(r"(?:same probabilities|as torch,) within (\S+)", done.stdout):
         assert float(apart) <= 1e-6
     assert len(script.read_text(encoding="utf-8").splitlines()) <= LONGEST
 

@@ -60,7 +60,7 @@ def test_what_cannot_be_decided_is_not(gated: Any) -> None:
     code, words = gated(drawn(400, temperature=2.0), 0.02)
     assert code == 2
     assert words.startswith("INSUFFICIENT DATA: ")
-    assert "would decide" in words
+    assert "would be enough" in words
     # plainly overconfident, or plainly within: 99 rows are too few all the same
     for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
         code, words = gated(drawn(99, temperature), limit)
@@ -152,4 +152,4 @@ def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
     assert "warning: gated@production: keeping version 1" in capsys.readouterr().err
     assert len(np.load(out)) == 5000
     assert run(gate) == 3
-    assert "cannot confirm which version gated@production is now" in capsys.readouterr().err
+    assert "cannot confirm which version gated@production points at now" in capsys.readouterr().err

@@ -73,19 +73,19 @@ def test_several_versions_are_one_document(calibrd: Any, tmp_path: Path) -> None
     [
         (("--name", "a", "--name", "b"), "--name was given twice"),
         (("--name", "a", "--seed", "1", "--seed", "2"), "--seed was given twice"),
-        (("--name", "a", "--param", "x=1", "--param", "x=2"), "--param gives 'x' twice"),
+        (("--name", "a", "--param", "x=1", "--param", "x=2"), "--param sets 'x' twice"),
         (("--name", "a", *["--method", "ets"] * 2), "--method names 'ets' twice"),
         (
             ("--name", "a", "--method", "ets", "--method", "cts", "--param", "bins=5"),
-            "--param is for one --method, got ets, cts",
+            "--param needs a single --method, got ets, cts",
         ),
         (
             ("--name", "a", "--method", "ets", "--method", "cts", "--promote", "production"),
-            "--promote is for one --method, got ets, cts",
+            "--promote needs a single --method, got ets, cts",
         ),
         (
             ("--out", "a.calibrd", "--method", "ets", "--method", "cts"),
-            "--out is for one --method, got ets, cts",
+            "--out needs a single --method, got ets, cts",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_report_in_a_notebook(report: Report) -> None:
     page = Page(report._repr_html_())
     assert page.tags.count("svg") == 2
     assert "script" not in page.tags
-    for words in ("Calibration report", "600 rows", "improved", "its noise floor", "NLL"):
+    for words in ("Calibration report", "600 rows", "improved", "noise floor of the ECE", "NLL"):
         assert words in page.text
     bundle = report._repr_mimebundle_(include=None, exclude=None)
     assert bundle["text/html"] == report._repr_html_()
@@ -106,7 +106,7 @@ def test_without_the_drawing_extra(report: Report, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     page = Page(report._repr_html_())
     assert "svg" in page.tags
-    assert "its noise floor" in page.text
+    assert "noise floor of the ECE" in page.text
 
 
 def test_a_report_as_a_frame(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLi
     line.after = lambda asked: lose() if asked.method in ("POST", "PUT") else None
     with pytest.raises(errors.MaybeDone) as raised:
         over.rollback("sent-once")
-    assert "may or may not have been done: client.history('sent-once'" in str(raised.value)
+    assert "may or may not have succeeded: client.history('sent-once'" in str(raised.value)
     with pytest.raises(errors.MaybeDone, match=r"client\.history"):
         over.promote("sent-once", 2, expected=3, **FORCED)
     assert line.count("POST", "/rollback") == 1

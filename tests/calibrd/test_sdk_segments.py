@@ -78,22 +78,22 @@ def test_predict_load_and_apply_give_the_same(
     segments = [*DATA["segments"][:-1], "nowhere"]
     expected = fitted.apply(DATA["logits"], segments)
     local = client.load(f"{NAME}@1", refresh=None)
-    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
+    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in segments .*: 'nowhere'"):
         np.testing.assert_array_equal(local.apply(DATA["logits"], segments), expected)
     np.testing.assert_array_equal(
         local.transform(DATA["logits"].tolist(), pd.Series(segments)),
         fitted.transform(DATA["logits"].astype(float), segments),
     )
-    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in no segment .*: 'nowhere'"):
+    with pytest.warns(UnknownSegments, match="1 of 2400 rows are in segments .*: 'nowhere'"):
         there = client.predict(f"{NAME}@1", DATA["logits"], segments=segments)
     np.testing.assert_array_equal(there, expected)
     monkeypatch.setattr("calibrd.api.predictions.BLOCK_BYTES", 1 << 12)  # in many requests
     segments[0] = "elsewhere"
-    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
+    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in segments unknown") as told:
         in_blocks = client.predict(f"{NAME}@1", DATA["logits"], segments=segments)
     assert [one.filename for one in told] == [__file__]
     np.testing.assert_array_equal(in_blocks, fitted.apply(DATA["logits"], segments))
-    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in no segment") as told:
+    with pytest.warns(UnknownSegments, match="2 of 2400 rows are in segments unknown") as told:
         client.evaluate(f"{NAME}@1", DATA["logits"], DATA["labels"], segments=segments)
     assert [one.filename for one in told] == [__file__]
     one = client.predict(f"{NAME}@1", DATA["logits"][1], segments=["web"])
@@ -148,10 +148,10 @@ def test_what_is_wrong_is_told_before_anything_is_sent(client: calibrd.Client) -
         with pytest.raises(DataError) as caught:
             client.upload(logits, labels, segments=segments, progress=False)
         assert caught.value.code == code
-    with pytest.raises(DataError, match="2400 rows but segments have 3") as caught:
+    with pytest.raises(DataError, match="2400 rows but 3 segments") as caught:
         client.predict("nothing@1", logits, segments=["web"] * 3)
     assert caught.value.code == "segments_length"
-    with pytest.raises(TypeError, match="segments= are for logits"):
+    with pytest.raises(TypeError, match="segments= cannot be combined"):
         client.start_fit("m", dataset="ds_1", segments=["web"])
 
 
@@ -269,7 +269,7 @@ def test_numbers_of_any_library(case: str) -> None:
     ids=str,
 )
 def test_cells_that_are_no_names_are_named_by_their_row(values: Any) -> None:
-    with pytest.raises(DataError, match="segments must be text, or all integers") as caught:
+    with pytest.raises(DataError, match="segments must be all strings or all integers") as caught:
         as_segments(values)
     assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_segments", 1, 1)
 
@@ -336,7 +336,7 @@ def test_a_file_without_the_column_that_is_named(
     out = ["--out", str(tmp_path / "map.calibrd")]
     for path in files(tmp_path):
         assert run(["fit", str(path), "--segments-column", "country", *out]) == 3
-        assert "must have segments 'country' once, but has" in capsys.readouterr().err
+        assert "must have exactly one 'country' with segments, but has" in capsys.readouterr().err
 
 
 def test_integers_of_all_64_bits() -> None:
@@ -362,13 +362,13 @@ def test_a_column_that_names_no_segments_does_not_stop_a_fit(
         asked = ["fit", str(path), "--out", str(target), "--force", "--method"]
         assert run([*asked, "temperature"]) == 0
         told = capsys.readouterr()
-        assert "warning: 'segment' names no segments and is left out" in told.err
+        assert "warning: 'segment' does not hold segments and is left out" in told.err
         assert str(path) in told.err
         assert "segment" not in told.out
         assert run([*asked, "temperature", "--segments-column", "segment"]) == 3
         assert "error: " in capsys.readouterr().err
         assert run([*asked, "segmented"]) == 3
-        assert "'segment' names no segments" in capsys.readouterr().err
+        assert "'segment' does not hold segments" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", NO_SEGMENTS)
@@ -399,7 +399,7 @@ def test_batches_and_blocks_take_segments(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(probabilities_in(target), expected)
     short = tmp_path / "short.npz"
     np.savez(short, logits=DATA["logits"], segments=DATA["segments"][1:])
-    with pytest.raises(DataError, match="2400 rows but segments have 2399"):
+    with pytest.raises(DataError, match="2400 rows but 2399 segments"):
         apply_file(fitted, short, tmp_path / "none.npz", progress=False)
 
 
@@ -433,7 +433,7 @@ def test_names_as_objects_are_to_be_saved_as_text(
 def test_without_segments_it_is_told_how_they_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(FitError, match="needs the segment of each row: give them as segments="):
+    with pytest.raises(FitError, match="needs the segment of each row: pass segments="):
         calibrd.fit_local(DATA["logits"], DATA["labels"], method="segmented", progress=False)
     path = tmp_path / "plain.npz"
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"])
@@ -462,7 +462,7 @@ def test_rows_of_no_segment_of_the_map_are_counted(
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
     named = {} if segments is None else {"segments": segments}
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"], **named)
-    note = f"{known} of 2,400 rows are in a segment of this map; the others get the map of all rows"
+    note = f"{known} of 2,400 rows are in a segment of this map; the others get the map fitted on"
     for asked in (
         ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5"],
         ["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted), "--force"],

@@ -73,7 +73,7 @@ def test_flags_before_a_command_of_the_server_are_refused(
 ) -> None:
     install("service.__main__:calibrd_command")
     assert main(["--quiet", "doctor"]) == 3
-    assert "`doctor` is a command of the server, whose flags follow its name" in (
+    assert "`doctor` is a command of the server: its flags must follow its name" in (
         capsys.readouterr().err
     )
 

@@ -147,7 +147,7 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
     assert CalibratedModel(FrozenEstimator(bare), "temperature").fit(
         X[UNSEEN][few], NAMES[Y[UNSEEN]][few]
     ).predict_proba(X[:5]).shape == (5, 3)
-    with pytest.raises(ValueError, match="does not know the class 'yak'"):
+    with pytest.raises(ValueError, match="was not fitted on the class 'yak'"):
         model.fit(X[:3], ["cat", "yak", "dog"])
     with pytest.raises(ValueError, match="sample_weight cannot be used"):
         model.fit(X[:3], NAMES[Y[:3]], sample_weight=np.ones(3))
@@ -233,9 +233,9 @@ def test_what_is_refused() -> None:
         fit(GaussianNB(), "smrt")
     with pytest.raises(ParameterError, match="auto has no parameter 'stps'"):
         fit(GaussianNB(), params={"stps": 3})
-    with pytest.raises(ValueError, match="a recipe has its own fields"):
+    with pytest.raises(ValueError, match="set the fields of the recipe"):
         fit(GaussianNB(), get_method("temperature")(), params={"objective": "mse"})
-    with pytest.raises(ValueError, match="cv=5 needs as many rows of every class"):
+    with pytest.raises(ValueError, match="cv=5 needs at least 5 rows of every class"):
         fit(GaussianNB(), y=np.repeat([0, 1, 2], [10, 10, 2]))
     four = np.arange(len(Y)) % 4
     with pytest.raises(ValueError, match="decision_function_shape='ovr'"):

@@ -66,7 +66,7 @@ def test_a_monitor_counts_its_steps() -> None:
     assert (monitor.steps, again.steps) == (2, 2)
     monitor.observe(logits, labels)
     monitor.discard()
-    with pytest.raises(DataError, match="no row was observed"):
+    with pytest.raises(DataError, match="no rows were observed"):
         monitor.step()
     monitor.load_state_dict({"step": 1})
     assert monitor.steps == 1
@@ -77,9 +77,9 @@ def test_copies_lose_their_part_but_keep_the_loss() -> None:
     logits, labels = passes(1)[0]
     for made in (copy.deepcopy(steered), pickle.loads(pickle.dumps(steered))):  # noqa: S301
         assert made.loss(logits, labels) == steered.loss(logits, labels)
-        with pytest.raises(RuntimeError, match="copy of the AdaFocal"):
+        with pytest.raises(RuntimeError, match="this AdaFocal is a copy"):
             made.observe(logits, labels)
-        with pytest.raises(RuntimeError, match="copy of the AdaFocal"):
+        with pytest.raises(RuntimeError, match="this AdaFocal is a copy"):
             made.step()
         made.close()
     steered.observe(logits, labels)
@@ -141,12 +141,12 @@ def test_it_is_not_loaded_with_the_sdk() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"rank": 0}, "given together"),
+        ({"rank": 0}, "pass both rank= and world_size="),
         ({"rank": 3, "world_size": 3, "session": "job"}, "rank must lie in"),
-        ({"rank": 0, "world_size": 2}, "session must be given"),
-        ({"rank": 0, "world_size": 2, "session": "job"}, "client must be given"),
+        ({"rank": 0, "world_size": 2}, "session is required"),
+        ({"rank": 0, "world_size": 2, "session": "job"}, "client is required"),
         ({"budget": 0}, "budget must be"),
-        ({"session": "../job"}, "session must be 1 to 80 letters.*, got '../job'"),
+        ({"session": "../job"}, "session must be 1 to 80 characters.*, got '../job'"),
         ({"session": "7" * 81}, "session must be 1"),
         *(
             ({"budget": one}, "budget must be")
@@ -156,7 +156,7 @@ def test_it_is_not_loaded_with_the_sdk() -> None:
         ({"run": "-x"}, "begin with a letter or digit, got '-x'"),
         ({"run": None}, "a run's name"),
         ({"resume": {}}, "with 'step', got"),
-        ({"resume": {"step": -5}}, "step must be a whole number of 0 or more, got -5"),
+        ({"resume": {"step": -5}}, "step must be a non-negative integer, got -5"),
     ],
 )
 def test_wrong_arguments_are_named(given: dict[str, object], words: str) -> None:
@@ -178,11 +178,11 @@ def test_checkpoints_of_others_are_told(caplog: pytest.LogCaptureFixture) -> Non
     monitor, steered = Monitor(None, run="one"), AdaFocal(None, run="one")
     with pytest.raises(ValueError, match=r"with 'state', got \['run', 'step'\]"):
         AdaFocal(None, run="one", resume=monitor.state_dict())
-    with pytest.raises(ValueError, match="of 0 or more, got -5"):
+    with pytest.raises(ValueError, match="non-negative integer, got -5"):
         monitor.load_state_dict({"step": -5})
     with pytest.raises(TypeError, match="loss must be an AdaFocalLoss, got CrossEntropyLoss"):
         AdaFocal(None, run="one", loss=torch.nn.CrossEntropyLoss())  # type: ignore[arg-type]
     assert caplog.messages == []
     AdaFocal(None, run="two", resume=steered.state_dict())
     Monitor(None, run="two").load_state_dict(monitor.state_dict())
-    assert caplog.messages == ["two: continuing from a checkpoint of another run, one"] * 2
+    assert caplog.messages == ["two: continuing from a checkpoint of a different run, one"] * 2

@@ -38,7 +38,7 @@ def test_a_service_that_is_late_does_not_send_the_run_back(
     with away(line), kind(line.url, run=run, budget=0.3) as job:
         assert job.state_dict() == kept
         stepped(job, batches[3])
-    assert "continues where this machine left it, from step 3" in caplog.text
+    assert "continues where this machine left off, from step 3" in caplog.text
     with kind(line.url, run=run, budget=30) as job:
         assert step_of(job) == 4
     assert line_of(client, run) == [1, 2, 3, 4]
@@ -66,7 +66,7 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
         assert again.state == job.state
         stepped(again, passes(6)[5])
         wait_until(lambda: has_line(client, "still-sends", 1, 2, 3, 4, 5, 6))
-    assert "continues where this machine left it, from step 5" in caplog.text
+    assert "continues where this machine left off, from step 5" in caplog.text
     wait_until(lambda: threads() <= before)
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
@@ -215,7 +215,7 @@ def test_where_a_run_was_need_not_be_readable(
         in_outbox(tmp_path, "UPDATE passes SET state = '{' WHERE number = 2")
         with AdaFocal(line.url, run="garbled", budget=0.2) as again:
             assert again.state == kept
-    assert "cannot read where the run was" in caplog.text
+    assert "cannot read the last position of the run" in caplog.text
 
 
 def test_a_damaged_outbox_is_put_aside(

@@ -138,13 +138,13 @@ def test_losses_that_the_trainer_cannot_feed_are_refused() -> None:
 
 def test_a_monitor_without_a_loss_computes_none() -> None:
     callback = huggingface.MonitorCallback(None, run="alone")
-    with pytest.raises(ValueError, match="give a loss"):
+    with pytest.raises(ValueError, match="pass a loss"):
         callback.compute_loss({"logits": torch.zeros(2, CLASSES)}, torch.zeros(2, dtype=torch.long))
 
 
 def test_a_loss_that_was_not_given_to_the_trainer_is_told(tmp_path: Path) -> None:
     made = trainer(tmp_path, 1, huggingface.AdaFocalCallback(None, run="alone"))
-    with pytest.raises(DataError, match="no row was observed") as caught:
+    with pytest.raises(DataError, match="no rows were observed") as caught:
         made.train()
     assert "compute_loss_func=callback.compute_loss" in caught.value.__notes__[0]
 

@@ -139,9 +139,9 @@ def test_which_losses_a_monitor_takes() -> None:
     for steered in ("adafocal", make_loss("refcal", loss="adafocal")):
         with pytest.raises(ValueError, match=r"use AdaFocalCallback\(loss='adafocal'\)"):
             callbacks.MonitorCallback(None, run="loss-by-name", loss=steered)
-    with pytest.raises(ValueError, match="gamma: parameters go with the name"):
+    with pytest.raises(ValueError, match="gamma can only be combined with the name"):
         callbacks.MonitorCallback(None, run="loss-by-name", gamma=1.0)
-    with pytest.raises(ValueError, match="a loss of make_loss, got CrossEntropyLoss"):
+    with pytest.raises(ValueError, match="a loss created by make_loss, got CrossEntropyLoss"):
         callbacks.MonitorCallback(None, run="loss-by-name", loss=torch.nn.CrossEntropyLoss())
     made = callbacks.MonitorCallback(
         None, run="loss-by-name", loss=make_loss("brier", ignore_index=255)
@@ -155,7 +155,7 @@ def test_which_losses_are_steered() -> None:
         == "calfocal"
     )
     for other in ("seca", make_loss("seca")):
-        with pytest.raises(ValueError, match="only adafocal and calfocal are steered, got seca"):
+        with pytest.raises(ValueError, match="adafocal or calfocal to be steered, got seca"):
             callbacks.AdaFocalCallback(None, run="loss-by-name", loss=other)
 
 

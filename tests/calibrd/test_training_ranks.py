@@ -29,6 +29,6 @@ def test_a_killed_service_changes_no_gamma(
     assert others == second["troubles"][1:]
     assert others == [
         "3 rows",
-        "no row was observed: call observe before step",
+        "no rows were observed: call observe before step",
         "the Monitor of 'last' is closed",
     ]

@@ -143,7 +143,7 @@ def test_a_rank_without_an_answer_goes_on_and_adopts_the_state_later(
         AdaFocal(service.url, rank=1, budget=5, **options) as slow,
     ):
         stepped(quick, first)
-        assert "rank 0 continues with its own, step 1" in caplog.text
+        assert "rank 0 continues with its own, at step 1" in caplog.text
         alone = AdaFocal(None, run="alone")
         stepped(alone, first)
         assert quick.state == alone.state

@@ -44,7 +44,7 @@ def test_stale_tables_are_named_and_written(
     guide = tmp_path / "docs/how-to/guide.md"
     guide.write_text("Before\n<!-- table:settings -->\nold\n<!-- end -->\nafter\n")
     assert tables.main(check=True) == 1
-    assert capsys.readouterr().err == "docs/how-to/guide.md: not current: make docs-tables\n"
+    assert capsys.readouterr().err == "docs/how-to/guide.md: out of date: run make docs-tables\n"
     assert tables.main(check=False) == 0
     assert tables.main(check=True) == 0
     before, *lines, after = guide.read_text().splitlines()

@@ -1,1 +1,1 @@
-"""Send a training run to the service without holding up the training."""
+"""Send a training run to the service without delaying training."""

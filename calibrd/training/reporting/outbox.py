@@ -1,7 +1,7 @@
 """The outbox of a run: unsent validation passes, in an SQLite database.
 
-What a process has not sent when it ends, a later one sends. Each process holds a lock on a file
-beside the database while it lives; sessions of a process without one are taken over.
+A later process sends what an earlier one has left unsent. Each process holds a lock on a file
+next to the database while it is alive; the sessions of a process without a lock are taken over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DATABASE = "outbox.sqlite3"
 BUSY_SECONDS = 10.0
 OLD_LOCK_SECONDS = 86_400.0
 PAGE_BYTES, MAX_BYTES = 4096, 1 << 30
-# the newest pass of a session stays after it is sent: it is the last position of the run
+# the newest pass of a session is kept after it is sent: it is the last position of the run
 OPENING = (
     f"PRAGMA page_size = {PAGE_BYTES}",
     f"PRAGMA max_page_count = {MAX_BYTES // PAGE_BYTES}",
@@ -60,7 +60,7 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 class Recovered:
     """The last position of the run on this machine, when that session began, and what is unsent.
 
-    ``has_unsent`` covers all processes; ``sessions`` are those taken over from dead ones.
+    ``has_unsent`` covers all processes; ``sessions`` are those taken over from dead processes.
     """
 
     last: Start | None = None
@@ -72,15 +72,15 @@ class Recovered:
 class Outbox:
     """The database of one run, and the thread that runs its statements one after the other.
 
-    No other thread waits for a disk that hangs. Each call opens the database anew, so that it may
-    be deleted, and no process is forked with it open.
+    No other thread waits for a disk that hangs. Each call opens the database again, so that it may
+    be deleted and is never open during a fork.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_path = path.with_name(f"{secrets.token_hex(8)}.lock")
         self._lock: IO[bytes] | None = None
-        self._plans: dict[str, tuple[float, str]] = {}  # when they began, as JSON
+        self._plans: dict[str, tuple[float, str]] = {}  # start time, and plan as JSON
         self._tasks: Tasks = queue.SimpleQueue()
         threading.Thread(
             target=_work, args=(self._tasks,), name="calibrd-outbox", daemon=True
@@ -89,34 +89,34 @@ class Outbox:
 
     @classmethod
     def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Outbox:
-        """Return the outbox of a run, a service and a key, which stands for its workspace."""
+        """Return the outbox for a run, a service and a key, which stands for its workspace."""
         place = _short(f"{connection.url}\n{run}")
         key = _short(f"{connection.url}\n{connection.api_key or ''}\n{run}")
         base = state_folder() if folder is None else Path(folder)
         return cls(base / f"{run}-{place}-{key}" / DATABASE)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Call one of the methods below on its thread, after those submitted before."""
+        """Call one of the methods below on the outbox's thread, after those submitted before."""
         future: Future[T] = Future()
         self._tasks.put((future, lambda: call(*args, **options)))
         return future
 
     def shutdown(self) -> Future[None]:
-        """Leave what is unsent to a later process, and end after what was submitted."""
+        """Finish the submitted calls and stop; unsent passes are left to a later process."""
         released = self.submit(self._release)
         self._tasks.put(None)
         return released
 
     def after_fork(self) -> None:
-        """Leave the lock to the process that this one was forked from."""
+        """Leave the lock to the parent process."""
         if self._lock is not None:
             self._lock.close()
 
     def recover(self) -> Recovered:
-        """Take over what dead processes left; return it, and where the run was."""
+        """Take over what dead processes left; return it with the last position of the run."""
         for path in self._of_other_keys():
             _log.warning(
-                "unsent steps of another API key wait in %s: only that key can send them", path
+                "unsent steps of another API key are in %s: only that key can send them", path
             )
         for lock in self.path.parent.glob("*.lock"):  # of processes that were killed long ago
             with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class Outbox:
             return Recovered()
 
     def plan(self, key: str, plan: SessionPlan) -> None:
-        """Open a session in this way from now on, also by a later process."""
+        """Store how to open a session from now on, for this process or a later one."""
         self._plans[key] = (plan.begun, plan.to_json())
         if self.path.exists():
             with self._opened() as database:
@@ -159,7 +159,7 @@ class Outbox:
             )
 
     def read(self, key: str, after: int) -> Pass | None:
-        """Return the first unsent pass after a number; log and delete those that are damaged."""
+        """Return the first unsent pass after number ``after``; log and delete damaged passes."""
         with self._opened() as database:
             for number, statistics, state, before in database.execute(
                 "SELECT number, statistics, state, before FROM passes"
@@ -167,15 +167,15 @@ class Outbox:
                 (key, after),
             ).fetchall():
                 try:
-                    BinStatistics.from_bytes(statistics)  # which checks them
+                    BinStatistics.from_bytes(statistics)  # checks the bytes
                     return Pass(number, statistics, _state(state), _state(before))
                 except UNREADABLE as error:
-                    _log.warning("cannot read a pass in %s, its step is lost: %s", self.path, error)
+                    _log.warning("cannot read a pass in %s; its step is lost: %s", self.path, error)
                 database.execute("DELETE FROM passes WHERE key = ? AND number = ?", (key, number))
         return None
 
     def mark_sent(self, key: str, number: int) -> None:
-        """Delete a pass that has been sent, except the state after it if it is the newest."""
+        """Delete a pass that has been sent; keep the state after it if it is the newest."""
         if not self.path.exists():
             return
         with self._opened() as database:
@@ -202,7 +202,7 @@ class Outbox:
                     continue
             except OSError as error:
                 _log.warning(
-                    "cannot read what is left in %s: %s", self.path.with_name(owner), error
+                    "cannot read what was left in %s: %s", self.path.with_name(owner), error
                 )
                 continue
             self._hold_lock()
@@ -219,14 +219,14 @@ class Outbox:
                 sessions.append((key, plan))
                 self._plans[key] = (plan.begun, text)
             except UNREADABLE as error:
-                _log.warning("cannot read a session that is left in %s: %s", self.path, error)
+                _log.warning("cannot read a session that was left in %s: %s", self.path, error)
         last, begun = self._last(database)
         return Recovered(last, begun, bool(unsent), tuple(sessions))
 
     def _last(self, database: sqlite3.Connection) -> tuple[Start | None, float]:
         """Return the position after the newest readable pass, and when its session began.
 
-        It is unknown for sessions in which the service decides.
+        The position is unknown for sessions in which the service decides.
         """
         for text, number, state in database.execute(
             "SELECT plan, number, state FROM sessions JOIN passes USING (key)"
@@ -237,7 +237,7 @@ class Outbox:
                 if plan.decides == "trainer" and plan.before is not None:
                     return Start(plan.before + number, _state(state)), plan.begun
             except UNREADABLE as error:
-                _log.warning("cannot read where the run was in %s: %s", self.path, error)
+                _log.warning("cannot read the last position of the run in %s: %s", self.path, error)
         return None, 0.0
 
     def _of_other_keys(self) -> list[Path]:
@@ -260,7 +260,7 @@ class Outbox:
     def _hold_lock(self) -> None:
         if self._lock is not None and self._lock_path.exists():
             return
-        self._release()  # somebody has deleted the folder
+        self._release()  # the folder has been deleted
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock_path.touch(mode=0o600)
         self._lock = locked(self._lock_path)
@@ -289,7 +289,7 @@ def _work(tasks: Tasks) -> None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Return whether a living process holds a lock; raise OSError if that is unknown."""
+    """Return whether a live process holds a lock; raise OSError if that cannot be determined."""
     try:
         file = locked(lock)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A training job's side of a run: where it begins, and the steps it hands over to be sent."""
+"""The training job's side of a run: where it begins, and the steps that it submits for sending."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
-# the service stores times less exactly, and a session continued as another begins a bit later
+# the service stores times less precisely; a session continued as another begins a bit later
 SAME_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -30,9 +30,9 @@ Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """Hands passes over to the outbox, which writes them, and to the sender.
+    """Submits passes to the outbox, which writes them, and to the sender.
 
-    No call waits longer than ``budget`` seconds, whatever disk and network do.
+    No call waits longer than ``budget`` seconds, whatever the disk and the network do.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Reporter:
         self._sender = Sender(connection, self._outbox)
         self._dropped = weakref.finalize(self, self._sender.end)
         self._dropped.atexit = False
-        # unlike atexit, it also runs at the end of multiprocessing's processes
+        # unlike atexit, it also runs when a process of multiprocessing ends
         self._at_exit = multiprocessing.util.Finalize(
             None, _close, (weakref.ref(self),), exitpriority=100
         )
 
     def begin(self, first: Start, *, fresh: bool) -> Start:
-        """Return where to begin: the run's position by the service, by this machine, or ``first``.
+        """Return where to begin: the run's position on the service or this machine, or ``first``.
 
-        Raise the refusal if the service refuses.
+        Raise the service's error if it refuses.
         """
         until = time.monotonic() + self._budget
         try:
@@ -82,8 +82,8 @@ class Reporter:
         self._at = start or first
         if opened is None:
             self._warn(
-                "no response from the service in %g s (%s): training %s step %d, and steps wait to "
-                "be sent",
+                "no response from the service within %g s (%s): training %s step %d, and steps are "
+                "waiting to be sent",
                 self._budget,
                 self._sender.last_error or "no response",
                 how,
@@ -96,7 +96,7 @@ class Reporter:
         return self._at
 
     def record(self, statistics: BinStatistics, before: Start, after: AdaFocalState | None) -> None:
-        """Hand over a pass and the state after it; wait within the budget until it is on disk."""
+        """Submit a pass and the state after it; wait within the budget until it is on disk."""
         self._hand_over(statistics, before, after, time.monotonic() + self._budget)
         self._at = Start(before.step + 1, after)
 
@@ -106,7 +106,7 @@ class Reporter:
         before: Start,
         local: Callable[[AdaFocalState], AdaFocalState],
     ) -> AdaFocalState:
-        """Hand over a rank's pass; return the service's state, or ``local``'s if it is late."""
+        """Submit a rank's pass; return the service's state, or that of ``local`` if it is late."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
@@ -115,9 +115,9 @@ class Reporter:
             except queue.Empty:
                 after = local(self._newest(before))
                 self._warn(
-                    "no state of all ranks in %g s (%s): rank %d continues with its own, step %d",
+                    "no merged state within %g s (%s): rank %d continues with its own, at step %d",
                     self._budget,
-                    self._sender.last_error or "the others have not sent theirs",
+                    self._sender.last_error or "the others have not sent their statistics",
                     self._plan.rank,
                     after.step,
                 )
@@ -136,7 +136,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps are sent; the next process of this run sends those in %s",
+                "not all steps were sent; the next process of this run sends those in %s",
                 self._outbox.path,
             )
 
@@ -159,7 +159,7 @@ class Reporter:
         return recovered
 
     def _send_late(self, reading: Future[Recovered]) -> None:
-        """Send what other processes left, once it is read: it belongs to this process now."""
+        """Send what other processes left once it has been read: it belongs to this process now."""
         if reading.exception() is None:
             self._send_left(reading.result())
 
@@ -168,18 +168,18 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return where the run is, by this machine if the service does not know better."""
+        """Return the run's position: that of this machine, unless the service has a newer one."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()
         if is_needed and known.begun <= recovered.begun + SAME_SECONDS:
             here = self._fitting(recovered.last)
             if here is not None:
-                return here, "continues where this machine left it, from"
+                return here, "continues where this machine left off, from"
         return self._fitting(known.start) or first, "begins at"
 
     def _fitting(self, start: Start | None) -> Start | None:
-        """Return the position if this plan can continue there; else the service reports why not."""
+        """Return the position if this plan can continue there; if not, the service reports why."""
         if start is None or self._plan.settings is None:
             return start and Start(start.step)
         is_same = start.state is not None and start.state.settings == self._plan.settings
@@ -192,7 +192,7 @@ class Reporter:
         id = (f"{name}.{self._count}" if self._count else name) if name else new_session()
         self._count += 1
         self._number, self._decision = 0, None
-        # a clock may be set back, but the later session is the newer
+        # a clock may be set back, but the later session must be the newer one
         self._begun = max(time.time(), self._begun + 0.001)
         plan = replace(self._plan, session=id, start=start, begun=self._begun)
         self._session = Session(plan)
@@ -220,12 +220,12 @@ class Reporter:
         self._sender.add(session, one, until if is_wanted else 0.0)
         try:
             written.result(_seconds_to(until))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, training continues
             if not self._has_warned:
                 self._warn(
                     "cannot write to %s (%s): unsent steps are lost when this process ends",
                     self._outbox.path,
-                    error if written.done() else f"not in {self._budget:g} s",
+                    error if written.done() else f"not written within {self._budget:g} s",
                 )
             self._has_warned = True
         return session
@@ -240,7 +240,7 @@ class Reporter:
 
 
 def connection_of(client: Service) -> Connection | None:
-    """Return the connection of a client or to a URL; None if there is none."""
+    """Return the connection of a client or to a URL; None if ``client`` is None."""
     if client is None or isinstance(client, Connection):
         return client
     if isinstance(client, str):
@@ -251,7 +251,7 @@ def connection_of(client: Service) -> Connection | None:
 
 
 def _result(future: Future[T], until: float) -> T | None:
-    """Return the result of a future by then, or cancel it and return None."""
+    """Return the result of a future by ``until``, or cancel it and return None."""
     try:
         return future.result(_seconds_to(until))
     except TimeoutError:

@@ -35,21 +35,21 @@ LOST = ("no_such_run", "no_such_session")
 
 
 class RunPosition(NamedTuple):
-    """The position of a run by the service, None if it is new; when its session began, if known."""
+    """A run's position on the service (None if it is new) and when its session began, if known."""
 
     start: Start | None = None
     begun: float = 0.0
 
 
 class Session:
-    """A session of the run; only its key, future and queue are for other threads than the sender's.
+    """A session of the run; threads other than the sender's use only its key, future and queue.
 
-    With a key it was left by another process, and its passes are only in the outbox.
+    A session with a key was left by another process, and its passes are only in the outbox.
     """
 
     def __init__(self, plan: SessionPlan, key: str = "") -> None:
         self.key = key or secrets.token_hex(8)
-        self.opening: Future[RunSession] = Future()  # cancelled when no caller waits for it
+        self.opening: Future[RunSession] = Future()  # cancelled when no caller is waiting for it
         self.decisions: queue.SimpleQueue[tuple[int, AdaFocalState]] = queue.SimpleQueue()
         self.plan = plan
         self.is_left = self.is_past = self.has_more = bool(key)
@@ -71,17 +71,17 @@ class Session:
 
     @property
     def is_sent(self) -> bool:
-        """Whether all of its passes are sent."""
+        """Whether all passes have been sent."""
         return not self.waiting and not self.has_more
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a caller waits for the service's decision on a pass."""
+        """Whether a caller is waiting for the service's decision on a pass."""
         is_known = self.decided and self.decided.step >= (self.base or 0) + self.wanted
         return not is_known and time.monotonic() < self.wanted_until
 
     def add(self, one: Pass, wanted_until: float) -> None:
-        """Add a pass; if too many wait, it is read from the outbox when its turn comes."""
+        """Add a pass; if too many are waiting, it is read from the outbox when its turn comes."""
         self.has_more = self.has_more or len(self.waiting) >= MAX_IN_MEMORY
         if not self.has_more:
             self.waiting.append(one)
@@ -90,7 +90,7 @@ class Session:
         self.is_resting = False
 
     def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
-        """Return whether the session continues there, if the trainer decides that."""
+        """Return whether the session continues from this position, if the trainer decides."""
         if self.plan.decides == "service" or self.is_left:
             return True
         return self.plan.start == Start(step, state)
@@ -103,7 +103,7 @@ class Session:
 class Sender:
     """Sends sessions in the order in which they began, with retries.
 
-    Other threads send it messages, and get futures and queues; all else belongs to its thread.
+    Other threads send it messages and get futures and queues; the rest belongs to its thread.
     """
 
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
@@ -115,20 +115,20 @@ class Sender:
         self._queries: deque[tuple[Future[RunPosition], str, bool]] = deque()
         self._was_reached = False
         self._last_error = deque([""], maxlen=1)
-        self.ended: Future[bool] = Future()  # whether all was sent
+        self.ended: Future[bool] = Future()  # whether everything was sent
         threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
 
     def begin(self, session: Session) -> None:
-        """Open a session, after earlier ones."""
+        """Open a session after the earlier ones."""
         self._outbox.submit(self._outbox.plan, session.key, session.plan)
         self._inbox.put(lambda: self._sessions.append(session))
 
     def leave(self, session: Session) -> None:
-        """Expect nothing more for a session."""
+        """Declare that a session gets no more passes."""
         self._inbox.put(lambda: setattr(session, "is_past", True))
 
     def add(self, session: Session, one: Pass, wanted_until: float) -> None:
-        """Send a pass; a caller waits for the service's decision until ``wanted_until``."""
+        """Send a pass; until ``wanted_until``, a caller is waiting for the service's decision."""
         self._inbox.put(lambda: session.add(one, wanted_until))
 
     def query(self, run: str, *, with_begun: bool) -> Future[RunPosition]:
@@ -138,7 +138,7 @@ class Sender:
         return answer
 
     def end(self) -> None:
-        """Send what can be sent now, and end. May be called by the garbage collector."""
+        """Send what can be sent now, and stop. The garbage collector may call this."""
         self._inbox.put(None)
 
     @property
@@ -156,7 +156,7 @@ class Sender:
             try:
                 self._work(tries_stuck=not goes_on)
                 has_failed = False
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, training continues
                 self._note(error)
                 has_failed = True
             if not has_failed and not any(one.is_stuck for one in self._sessions):
@@ -173,11 +173,11 @@ class Sender:
             done.add_done_callback(lambda _: self.ended.set_result(is_all_sent))
 
     def _is_busy(self) -> bool:
-        """Return whether the next round need not wait."""
+        """Return whether the next round can start without waiting."""
         return any(one.has_work and not one.is_stuck for one in self._sessions)
 
     def _longest_pause(self) -> float:
-        """Return the longest pause between tries; shorter while a caller waits."""
+        """Return the longest pause between tries; shorter while a caller is waiting."""
         if self._queries:
             return FIRST_PAUSE
         is_wanted = any(one.is_wanted for one in self._sessions)
@@ -260,7 +260,7 @@ class Sender:
 
     def _open(self, session: Session) -> RunSession:
         plan = session.plan
-        # the service's clock dates a session that has just begun
+        # the service's clock sets the start time of a session that has just begun
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
         if not session.goes_on_from(opened.step, opened.state):
@@ -270,7 +270,7 @@ class Sender:
         self._mark_reached()
         is_awaited = session.is_awaited()
         if plan.decides == "service" and plan.base is None:
-            # a rank that is in time starts where the others are
+            # a rank that is on time starts where the others are
             plan = replace(plan, base=opened.step if is_awaited else opened.base_step)
         if opened.begun_at is not None:
             plan = replace(plan, begun=opened.begun_at.timestamp())
@@ -323,16 +323,16 @@ class Sender:
             answer.set_exception(refusal) if refusal else answer.set_result(found)
 
     def _handle(self, session: Session, error: CalibrdError) -> None:
-        """Handle an error of one session; raise it if it concerns all."""
+        """Handle an error of one session; raise it if it concerns all sessions."""
         is_lost = isinstance(error, Refused) and error.code in LOST
         can_begin_again = session.opened and session.waiting and session.plan.decides == "trainer"
         if is_lost and can_begin_again:
             self._open_again(session, first_line(error))
         elif is_refusal(error) or (isinstance(error, NotCalibrd) and not session.opening.done()):
             self._refused(session, error)
-        elif session.is_left and isinstance(error, ServerError):  # maybe of this one alone
+        elif session.is_left and isinstance(error, ServerError):  # it may concern only this session
             session.is_stuck = True
-            self._warn_once(session, f"unsent steps of {session.plan.session} wait", error)
+            self._warn_once(session, f"unsent steps of {session.plan.session} are waiting", error)
         else:
             raise error
 
@@ -341,7 +341,7 @@ class Sender:
         if session.is_awaited():
             session.opening.set_exception(error)
         else:
-            self._warn_once(session, f"refused, kept in {self._outbox.path}", error)
+            self._warn_once(session, f"refused; the steps are kept in {self._outbox.path}", error)
 
     def _warn_once(self, session: Session, what: str, error: Exception) -> None:
         if not session.has_warned:
@@ -356,9 +356,13 @@ class Sender:
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, CalibrdError):
-            _log.error("steps wait to be sent, because of an unexpected error", exc_info=error)
+            _log.error(
+                "steps are waiting to be sent because of an unexpected error", exc_info=error
+            )
         elif not self.last_error and self._was_reached:
-            _log.warning("training continues, and steps wait to be sent: %s", first_line(error))
+            _log.warning(
+                "training continues, and steps are waiting to be sent: %s", first_line(error)
+            )
         self._last_error.append(first_line(error))
 
 
@@ -368,5 +372,5 @@ def is_refusal(error: CalibrdError) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the message without the hint on a line of its own."""
+    """Return the first line of the message, without the hint."""
     return str(error).partition("\n")[0]

@@ -13,9 +13,9 @@ from calibrators.adafocal import AdaFocalState, Settings
 
 Kind = Literal["adafocal", "monitor"]
 
-# what reading a damaged document raises
+# errors that reading a damaged document raises
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-# the service allows 100; the rest is for a suffix if a session continues as another
+# the service allows 100; the rest is for a suffix if a session continues under another id
 SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
@@ -31,8 +31,8 @@ class Start:
 class SessionPlan:
     """How a session of a run is opened.
 
-    ``start`` is None where the service knows better. ``base`` is the step before the first pass,
-    if that is not where it starts.
+    ``start`` is None if the service determines it. ``base`` is the step before the first pass, if
+    that is not where the session starts.
     """
 
     run: str
@@ -52,7 +52,7 @@ class SessionPlan:
         return self.start.step if self.base is None and self.start is not None else self.base
 
     def opening(self, *, is_old: bool) -> dict[str, Any]:
-        """Return the arguments of ``open_run``, with the begin of the session only if it is old."""
+        """Return the arguments of ``open_run``, with the start time only if the session is old."""
         names = ("kind", "settings", "world_size", "decides", "session")
         start = self.start or Start()
         needs_step = self.start is not None and start.state is None
@@ -65,7 +65,7 @@ class SessionPlan:
         }
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the plan as JSON."""
         found = asdict(self)
         if self.start is not None:
             state = self.start.state
@@ -89,7 +89,7 @@ class Pass:
     """A validation pass: its number in the session, its statistics as bytes, the state after it.
 
     ``before`` is the state before it, from which a session can continue if all else is lost. Both
-    are None if the service decides, and for monitors.
+    states are None if the service decides, and for monitors.
     """
 
     number: int
@@ -99,20 +99,20 @@ class Pass:
 
 
 def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
-    """Return the state of a JSON document, if there is one."""
+    """Return the state in a JSON document, if there is one."""
     return None if document is None else AdaFocalState.from_dict(document)
 
 
 def checked_session(session: str | None) -> str | None:
-    """Return the id of a session, or None; raise ValueError for anything else."""
+    """Return the id of a session, or None; raise ValueError if it is invalid."""
     if session is not None and not SESSION.fullmatch(session):
         raise ValueError(
-            "session must be 1 to 80 letters A-Z and a-z, digits, '.', '_' and '-', "
+            "session must be 1 to 80 characters from A-Z, a-z, 0-9, '.', '_' and '-', "
             f"got {session!r}"
         )
     return session
 
 
 def new_session() -> str:
-    """Return an id that no other session has."""
+    """Return a unique session id."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"

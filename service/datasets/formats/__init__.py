@@ -1,8 +1,8 @@
-"""Codecs of arrays, one module per format; input is untrusted.
+"""Codecs for arrays, one module per format; input is untrusted.
 
 ``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
 disk. Unreadable bytes raise Malformed, broken rules Invalid (or a DataError of calibrators),
-exceeded limits TooLarge; nothing else is raised, whatever the bytes.
+exceeded limits TooLarge; no bytes raise anything else.
 """
 
 from service.datasets.formats.bodies import (

@@ -1,6 +1,6 @@
-"""Arrays in request and response bodies: the formats, and what they share.
+"""Arrays in request and response bodies: the formats and their shared code.
 
-A format is a member of ``Format`` and a file in this folder with its ``Codec``.
+To add a format, add a member to ``Format`` and a file with its ``Codec`` to this folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Format(StrEnum):
 class Arrays(NamedTuple):
     """The arrays of a body: values (n, k) or (n,), labels and segments (n,), and their kind.
 
-    Labels and segments are optional. ``declared`` is None where the body does not state the kind
+    Labels and segments are optional. ``declared`` is None if the body does not state the kind
     (npy, arrays called ``values``, a bare JSON list, some CSV). The arrays may share the memory of
     the body, and keep its byte order and memory layout.
     """
@@ -69,18 +69,18 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """A format's reader and writer. Whatever the bytes, only errors with a code are raised.
+    """A format's reader and writer. Bad bytes only raise errors that have a code.
 
-    ``media_types`` begin with the format's own. ``holds`` describes its use in a sentence.
-    ``decode`` reads a body of at most ``limit`` bytes, as sent and unpacked. ``columns`` reads a
-    file of a given size by rows, in constant memory; without it files are decoded whole. ``encode``
-    writes a response; without it the format is for datasets only. ``begins`` recognises the
-    first bytes. ``unpacked_size`` returns the memory that a body takes once it is unpacked.
-    ``parsed_size`` counts the bytes that take as long to parse as JSON.
+    The first of ``media_types`` is the canonical one. ``holds`` says what the format is for.
+    ``decode`` reads a body of at most ``limit`` bytes, both as sent and unpacked. ``columns``
+    reads a file of a given size by rows, in constant memory; without it files are decoded whole.
+    ``encode`` writes a response; without it the format is for datasets only. ``begins``
+    recognises the first bytes. ``unpacked_size`` returns the memory that an unpacked body takes.
+    ``parsed_size`` returns the number of bytes of JSON that would take as long to parse.
 
-    ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is such a text. ``is_named`` is
-    False where there is one array without a name, so no labels. ``is_file`` offers the format in
-    the dashboard.
+    ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is a body of such a format.
+    ``is_named`` is False if a body holds a single array without a name, and so no labels.
+    ``is_file`` offers the format in the dashboard.
     """
 
     format: Format
@@ -113,7 +113,7 @@ def media_types() -> dict[str, Format]:
 
 
 def format_of(content_type: str | None, head: bytes) -> Format:
-    """Return the format that a content type names, else the one recognised by the first bytes.
+    """Return the format that a content type names, else the one recognised from the first bytes.
 
     >>> format_of("application/json; charset=utf-8", b"").value
     'json'
@@ -138,8 +138,8 @@ def format_of(content_type: str | None, head: bytes) -> Format:
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """Return the arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
-    npz, safetensors and JSON objects name them: one of ``logits``, ``probabilities`` and (where the
-    kind is known otherwise) ``values``, with optional ``labels`` and ``segments``; CSV names
+    npz, safetensors and JSON objects name the arrays: one of ``logits``, ``probabilities`` and (if
+    the kind is known otherwise) ``values``, with optional ``labels`` and ``segments``; CSV names
     their columns. The rules of calibrators (NaN, ranges) are not checked here.
     """
     check_size(len(body), limit)
@@ -174,8 +174,8 @@ def check_names(names: Iterable[str]) -> None:
         if name not in NAMES:
             raise Invalid(
                 "unknown_array",
-                f"unknown array {name[:40]!r}: name the values logits or probabilities, "
-                "the true classes labels, and the names of the segments segments",
+                f"unknown array {name[:40]!r}: the values must be named logits or probabilities, "
+                "the true classes labels, and the segment names segments",
             )
 
 
@@ -190,7 +190,7 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
 
 
 def declared_kind(names: Iterable[str]) -> Kind | None:
-    """Return logits or probabilities, None for values; exactly one of the three must be sent."""
+    """Return the kind that the names declare, None for values; raise unless exactly one is sent."""
     present = set(names)
     sent = [name for name in (*KINDS, VALUES) if name in present]
     if len(sent) != 1:
@@ -219,7 +219,7 @@ def named_arrays(arrays: dict[str, Array]) -> Arrays:
 
 def _reason(media_type: str) -> str:
     if media_type in UNSPECIFIED:
-        return "the format of the body is not recognised, and no content type names it"
+        return "the format of the body is not recognised, and no content type states it"
     return f"the content type {media_type[:80]!r} is not supported"
 
 

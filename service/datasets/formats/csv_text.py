@@ -6,7 +6,7 @@ the classes. Their names define the kind:
     logit_0, logit_1, ...                    logits; the number is the class, in any order
     p_0, ... or probability_0, ...           probabilities, likewise
     logit, p or probability, and no other    two classes, of which this is class 1
-    any other names                          classes in the file's order; ``kind`` must be given
+    any other names                          classes in the file's order; ``kind`` is required
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CsvHeader(NamedTuple):
 
 
 def decode(body: Bytes) -> Arrays:
-    r"""Return the arrays of a CSV file: UTF-8, separated by commas, with optional quotes.
+    r"""Return the arrays of a CSV file: UTF-8, comma-separated, optionally quoted.
 
     >>> decode(b"logit_1,label,logit_0\n2.5,1,-1\n").values.tolist()
     [[-1.0, 2.5]]
@@ -85,7 +85,7 @@ def _check_text(body: Bytes) -> None:
 
 
 def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines that are not blank, with their numbers in the file."""
+    """Yield the lines that are not blank, with their line numbers."""
     physical = _PhysicalLines(body)
     reader = csv.reader(physical, skipinitialspace=True, strict=True)
     try:
@@ -100,7 +100,8 @@ def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
 class _PhysicalLines:
     """The lines of a body, decoded as they are read; ``commas`` counts those of the current row.
 
-    The reader creates a string per cell, so a row with too many is refused before it is split.
+    The reader creates a string per cell, so a row with too many cells is refused before it is
+    split.
     """
 
     def __init__(self, body: Bytes) -> None:
@@ -122,7 +123,7 @@ def _header(line: Sequence[str]) -> CsvHeader:
     if len(found) != 1:
         raise Invalid(
             "no_labels",
-            "the first line must name the columns, and one of them label (or labels), "
+            "the first line must name the columns, exactly one of them label (or labels), "
             f"got {len(found)} such columns",
         )
     segment = [place for place, name in enumerate(names) if name in SEGMENTS]
@@ -130,15 +131,15 @@ def _header(line: Sequence[str]) -> CsvHeader:
         raise Invalid("bad_columns", "two columns name segments: leave out segment or segments")
     others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
-        raise Invalid("bad_columns", "there is no column but the label: add logit_0, logit_1, ...")
+        raise Invalid("bad_columns", "there is no column for a class: add logit_0, logit_1, ...")
     return CsvHeader(names, found[0], segment[0] if segment else None, *_classes(names, others))
 
 
 def _check_names(names: Sequence[str]) -> None:
     if not names:
-        raise Malformed("malformed_csv", "there is no header: the first line names the columns")
+        raise Malformed("malformed_csv", "there is no header: the first line must name the columns")
     if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
-        raise Malformed("malformed_csv", f"columns are separated by commas, got {found[0]!r}")
+        raise Malformed("malformed_csv", f"columns must be separated by commas, got {found[0]!r}")
     if "" in names:
         raise Invalid(
             "bad_columns",
@@ -162,7 +163,7 @@ def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind |
         if found is None:
             raise Invalid(
                 "unknown_array",
-                f"the column {names[place][:SHOWN]!r} is neither a class nor label nor segment: "
+                f"the column {names[place][:SHOWN]!r} is not a class, label or segment: "
                 "leave it out",
             )
         by_class[int(found[2])] = place
@@ -180,8 +181,8 @@ def _check_classes(numbers: Collection[int], columns: int) -> None:
     if missing is not None:
         raise Invalid(
             "bad_columns",
-            f"the classes of {columns} columns are numbered 0 to {columns - 1}, each once: "
-            f"there is none for class {missing}",
+            f"the {columns} class columns must be numbered 0 to {columns - 1}, each once: "
+            f"class {missing} is missing",
         )
 
 
@@ -189,7 +190,7 @@ def _check_width(line: int, row: Sequence[str], header: CsvHeader) -> None:
     if len(row) != len(header.names):
         raise Invalid(
             "ragged",
-            f"line {line} has {len(row)} columns, the header has {len(header.names)}",
+            f"line {line} has {len(row)} columns, but the header has {len(header.names)}",
             line=line,
         )
 
@@ -200,7 +201,7 @@ def _cell(line: int, name: str, text: str, convert: Callable[[str], Number]) -> 
             raise ValueError(text)
         return convert(text)
     except ValueError as error:
-        what = "a number" if convert is float else "a whole number, 0 for the first class"
+        what = "a number" if convert is float else "an integer (0 for the first class)"
         raise Invalid(
             "not_a_number",
             f"line {line}, column {name[:SHOWN]!r}: {text[:SHOWN]!r} is not {what}",
@@ -210,7 +211,7 @@ def _cell(line: int, name: str, text: str, convert: Callable[[str], Number]) -> 
 
 
 def _label(text: str) -> int:
-    """Return a label; those beyond 63 bits are clamped, as they are out of any range."""
+    """Return a label; values beyond 63 bits are clamped, as they are out of range anyway."""
     return max(-_LARGEST, min(int(text), _LARGEST))
 
 

@@ -63,13 +63,13 @@ class Limits:
     classes: int
 
     def of(self, format: Format) -> int:
-        """Return the maximum bytes of a body in this format."""
+        """Return the maximum size of a body in this format, in bytes."""
         return min(self.bytes, self.json_bytes) if format.codec.is_text else self.bytes
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a valid dataset; ``segments`` is None without any."""
+    """Facts about a valid dataset; ``segments`` is None if it has none."""
 
     rows: int
     classes: int
@@ -89,7 +89,8 @@ class DatasetColumns(NamedTuple):
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
     """Check a file as CalibrationSet would, with the same errors, in blocks of rows.
 
-    Memory does not grow with the file, packed or not. ``kind`` may follow from the file's names.
+    Memory use does not grow with the file, compressed or not. If ``kind`` is None, the names in
+    the file must define it.
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
@@ -112,7 +113,7 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
 def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
     """Load a dataset from a file that ``inspect`` has accepted.
 
-    Uncompressed numbers are memory-mapped, so they are read when they are needed.
+    Uncompressed numbers are memory-mapped, so they are only read when needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62
@@ -126,7 +127,7 @@ def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumn
     """Return the columns of a dataset from the arrays of a file; raise if one is missing."""
     if LABELS not in found:
         formats = ", ".join(one.format for one in all_codecs().values() if one.is_named)
-        raise Invalid("no_labels", f"a dataset needs labels: send one of {formats} with both")
+        raise Invalid("no_labels", f"a dataset needs labels: send both arrays as one of {formats}")
     check_names(found)
     declared = declared_kind(found)
     known = declared or kind
@@ -182,7 +183,7 @@ def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -
 
 
 def _valid_row(layout: Layout, kind: Kind) -> Array:
-    """Return at most one valid row of a layout's width and type, which causes no warning."""
+    """Return at most one valid row of a layout's width and type that causes no warning."""
     shape = (min(1, layout.shape[0]), *layout.shape[1:])
     if kind == "logits" or layout.dtype.kind == "b":
         return np.full(shape, 2, layout.dtype)
@@ -192,8 +193,8 @@ def _valid_row(layout: Layout, kind: Kind) -> Array:
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
-    A block reports the first rule in the order of RULES that it breaks. So the first rule over all
-    blocks is the first of the file, and blocks that report another rule have no row that breaks it.
+    Each block reports the first rule in RULES that it breaks. So the first of these rules is the
+    first that the file breaks, and no block that reports another rule has a row that breaks it.
     """
     total = values.layout.shape[0]
     step = rows_at_once(values.layout)
@@ -213,7 +214,7 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
 
 
 def rows_at_once(layout: Layout) -> int:
-    """Return how many rows of an array are read as a block."""
+    """Return the number of rows of an array that are read as a block."""
     width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
     step = max(1, BLOCK // width)
     if layout.fortran:  # a block is one read per column, which should not be tiny
@@ -224,7 +225,7 @@ def rows_at_once(layout: Layout) -> int:
 def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     """Return the step that all probabilities of a file were rounded to; 0 if there is none.
 
-    The file is opened again, because packed rows can only be read in order; unrounded
+    The file is opened again, because compressed rows can only be read in order; unrounded
     probabilities are recognised in their first block.
     """
     finder = GridFinder()
@@ -247,8 +248,8 @@ def _check_room(folder: Path, layout: Layout) -> None:
     if layout.fortran and layout.nbytes > room:
         raise NoSpace(
             "no_space",
-            f"an array in Fortran order of {layout.nbytes} bytes is unpacked on disk, and there is "
-            f"room for {room}: send it in C order",
+            f"an array of {layout.nbytes} bytes in Fortran order must be unpacked on disk, and "
+            f"there is room for {room}: send it in C order",
         )
 
 
@@ -262,7 +263,7 @@ def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> Non
     if block.ndim == 1:
         block = block[:, np.newaxis]
     if kind == "logits":
-        # a last row that is no probability prevents the warning that logits look like them
+        # an extra row that is no probability prevents the warning that logits look like them
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
         CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
         return

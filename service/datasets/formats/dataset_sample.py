@@ -28,7 +28,7 @@ Rows = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A sample of a dataset: its number of rows, the sampled ones, and its fingerprint."""
+    """A sample of a dataset, with the number of rows and the fingerprint of the whole."""
 
     rows: int
     data: CalibrationSet
@@ -70,7 +70,7 @@ class _RowCollector:
         self._collected: list[Array] = []
 
     def collect(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        """Yield the blocks of all rows in order, unchanged."""
+        """Collect the chosen rows of the blocks, and yield all blocks unchanged."""
         start = 0
         for block in blocks:
             first, last = np.searchsorted(self._chosen, (start, start + len(block)))

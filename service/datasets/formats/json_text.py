@@ -24,7 +24,7 @@ from service.errors import Invalid
 from service.http import json_answer, json_body
 
 _LARGEST = (1 << 63) - 1
-# checked and converted in about a millisecond, so that no call holds the GIL for long
+# a block is checked and converted in about a millisecond, so that no call holds the GIL for long
 _BLOCK = 1 << 14
 
 
@@ -41,7 +41,7 @@ def arrays_of_document(document: dict[str, Any]) -> Arrays:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """Convert a list of numbers (n,) or of equally long lists of numbers (n, k).
+    """Convert a list of numbers (n,), or of lists of numbers of equal length (n, k).
 
     >>> numbers("logits", [[1, 2.5], [0, -1]]).tolist()
     [[1.0, 2.5], [0.0, -1.0]]
@@ -70,7 +70,7 @@ def _check_rows(name: str, rows: list[Any]) -> None:
         if len(row) != width:
             raise Invalid(
                 "ragged",
-                f"all rows of {name} must be equally long: row 0 has {width} numbers, "
+                f"all rows of {name} must have the same length: row 0 has {width} numbers, "
                 f"row {place} has {len(row)}",
                 row=place,
             )
@@ -80,12 +80,14 @@ def _check_types(name: str, flat: list[Any], width: int | None = None) -> None:
     if _types(flat) <= {int, float}:
         return
     place = next(i for i, one in enumerate(flat) if type(one) not in (int, float))
-    where = f"place {place}" if width is None else f"row {place // width}, column {place % width}"
-    raise Invalid("not_a_number", f"{name} must be numbers: {where} is {_type_name(flat[place])}")
+    where = f"element {place}" if width is None else f"row {place // width}, column {place % width}"
+    raise Invalid(
+        "not_a_number", f"{name} must contain only numbers: {where} is {_type_name(flat[place])}"
+    )
 
 
 def _array(name: str, flat: list[Any]) -> Array:
-    """Return numbers as float64, labels as integers; those beyond 63 bits are clamped."""
+    """Return numbers as float64, labels as integers clamped to 63 bits."""
     is_whole = name == "labels" and float not in _types(flat)
     array = np.empty(len(flat), np.int64 if is_whole else np.float64)
     for start in range(0, len(flat), _BLOCK):
@@ -103,7 +105,13 @@ def _types(flat: list[Any]) -> set[type]:
 
 
 def _type_name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")
 
 
@@ -114,7 +122,7 @@ def _decode(body: Bytes, limit: int) -> Arrays:
             return Arrays(numbers(VALUES, document))
         if not isinstance(document, dict):
             raise Invalid(
-                "not_an_array", "the body must be a list of numbers or an object of arrays"
+                "not_an_array", "the body must be a list of numbers or an object with arrays"
             )
         check_names(document)
         return arrays_of_document(document)

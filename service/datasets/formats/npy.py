@@ -1,8 +1,8 @@
-"""The npy format, versions 1 to 3: magic bytes, a header that is a Python literal, the numbers.
+"""The npy format, versions 1 to 3: magic bytes, a header that is a Python literal, numbers.
 
-C and Fortran order and both byte orders are read. numpy parses the header after its length and
-brackets were checked, in time linear in at most 4 kB. Object arrays are refused before
-anything could be unpickled. Arrays of all formats are described and read like those of npy files.
+C and Fortran order and both byte orders are supported. numpy parses the header once its length
+and brackets have been checked, in time linear in at most 4 kB. Object arrays are refused before
+anything can be unpickled. Arrays of all formats are described and read like those of npy files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNREADABLE = (
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
-    """Return the array of an npy file without copying it; ``is_text`` allows names as well."""
+    """Return the array of an npy file without copying it; ``is_text`` also allows names."""
     start = header_length(bytes(body[:PREFIX]))
     layout = parse_header(bytes(body[:start]), is_text=is_text)
     check_length(start + layout.nbytes, len(body))
@@ -55,12 +55,12 @@ def decode(body: Bytes, *, is_text: bool = False) -> Array:
 
 @lru_cache(maxsize=64)
 def header_length(prefix: bytes) -> int:
-    """Return how many bytes come before the numbers, from the first 12 of the file."""
+    """Return how many bytes precede the numbers, given the first 12 bytes of the file."""
     if prefix[:6] != npy_format.MAGIC_PREFIX[: len(prefix)]:
         raise Malformed("not_npy", "not an npy file (bad magic bytes)")
     if len(prefix) < PREFIX:
         raise Malformed(
-            "truncated_body", f"an npy file has a header, got {len(prefix)} bytes in all"
+            "truncated_body", f"an npy file starts with a header, got only {len(prefix)} bytes"
         )
     version = prefix[6]
     if version == 1:
@@ -86,7 +86,7 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     if brackets > MAX_BRACKETS or header.count(b",") > MAX_COMMAS:
         raise bad
     versions = (npy_format.read_array_header_1_0, npy_format.read_array_header_2_0)
-    read = versions[header[6] > 1]  # version 3 differs from 2 only in the names of fields
+    read = versions[header[6] > 1]  # version 3 differs from 2 only in field names
     try:
         shape, fortran, dtype = read(io.BytesIO(header[8:]), max_header_size=LONGEST_HEADER)
     except (*UNREADABLE, TokenError, Warning) as error:
@@ -121,9 +121,9 @@ MAX_DIMENSIONS = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """Type, shape and order of an array; with ``bfloat16`` a uint16 holds its bits.
+    """Type, shape and order of an array; with ``bfloat16``, uint16 values hold its bits.
 
-    With ``is_text`` the array may hold names, as only ``segments`` do.
+    With ``is_text`` the array may hold names; only ``segments`` does.
     """
 
     dtype: np.dtype[Any]
@@ -144,7 +144,7 @@ class Layout:
         # for empty arrays numpy multiplies the other dimensions
         sizes = [math.prod(filter(None, self.shape))] if 0 in self.shape else self.shape
         if len(self.shape) > MAX_DIMENSIONS or any(size >= LONGEST for size in sizes):
-            raise Malformed("bad_header", "the header claims a shape that no file can hold")
+            raise Malformed("bad_header", "the header states a shape that no file can hold")
 
     @cached_property
     def count(self) -> int:
@@ -169,17 +169,17 @@ def _check_names(dtype: np.dtype[Any]) -> None:
     if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
         raise DataError(
             "bad_segment_name",
-            f"the names of segments must have 1 to {LONGEST_NAME} characters, "
+            f"segment names must have 1 to {LONGEST_NAME} characters, "
             f"got an array of {str(dtype)[:80]}",
         )
     if dtype.kind != "U" and dtype.newbyteorder("=") not in DTYPES:
         hint = (
-            ": save segments.astype(str), with a name such as 'other' where a row has no segment"
+            ": save segments.astype(str), with a name such as 'other' for rows without a segment"
             if dtype.hasobject
             else ""
         )
         raise DataError(
-            "bad_segments", f"segments must be text or integers, got {str(dtype)[:80]}{hint}"
+            "bad_segments", f"segments must be strings or integers, got {str(dtype)[:80]}{hint}"
         )
 
 
@@ -221,14 +221,14 @@ class Column(Protocol):
         """Return some rows; blocks must be read in order."""
 
     def mapped(self, path: Path) -> Array:
-        """Return the whole array of the file at ``path``, memory-mapped where possible."""
+        """Return the whole array of the file at ``path``, memory-mapped if possible."""
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return a column whose rows can be read in order, whatever its memory layout."""
+        """Return a column whose rows can be read in order, regardless of its memory layout."""
 
 
 class FileColumn:
-    """Uncompressed numbers in a file, from ``start`` on."""
+    """Uncompressed numbers in a file, starting at byte ``start``."""
 
     def __init__(self, file: BinaryIO, start: int, layout: Layout) -> None:
         self.layout = layout

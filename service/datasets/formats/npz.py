@@ -1,7 +1,7 @@
 """The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end record. So these are checked first, with the stated sizes, before anything is
+tolerates a wrong end record. So these and the stated sizes are checked before anything is
 unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and ``MemberReader`` (length).
 """
 
@@ -76,7 +76,7 @@ class ZipMember:
 
 
 def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
-    """Return the members of an npz file by array name; together at most ``limit`` bytes."""
+    """Return the members of an npz file by array name; raise if they exceed ``limit`` bytes."""
     count, offset, length = _directory(file, size)
     if count > MAX_MEMBERS or length > LONGEST_DIRECTORY:
         raise Malformed(
@@ -108,11 +108,11 @@ class MemberReader:
         info = copy(member.info)
         info.file_size += 1  # else bytes beyond the stated size would go unnoticed
         self._left = member.unpacked
-        with _errors("a member has no header, or another name there"):
+        with _errors("a member's header is missing or has a different name"):
             self._file = member.archive.open(info)
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes; raise Malformed if there are not as many."""
+        """Return the next ``size`` bytes; raise Malformed if there are fewer."""
         with _errors("a member cannot be unpacked, or its CRC is wrong"):
             pieces = range(0, size, PIECE)  # faster than all at once
             data = b"".join(self._file.read(min(PIECE, size - start)) for start in pieces)
@@ -152,7 +152,7 @@ class ZipColumn:
         return self.layout.array(array.data)
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return a column that is read by rows; unpack one stored by columns into ``spool``."""
+        """Return a column that can be read by rows; unpack Fortran order into ``spool``."""
         if not (self.layout.fortran and len(self.layout.shape) == 2):
             return self
         start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
@@ -195,7 +195,7 @@ def _unpacked_size(body: Bytes, limit: int) -> int:
     """Return how much memory the arrays take, according to the directory."""
     found = members(io.BytesIO(body), len(body), limit)
     segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
-    # each row gets the code and the scale of its segment, even if its name has one byte
+    # each row gets the code and the scale of its segment, even if the name has only one byte
     return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
 
 
@@ -206,7 +206,7 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     position = size - END.size
     magic, *disks, count, length, offset, comment = END.unpack(read_at(file, position, END.size))
     if magic != b"PK\x05\x06" or comment:
-        raise _damaged("it does not end with a zip end record without a comment")
+        raise _damaged("it must end with an end record without a comment")
     is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
     before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
     if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
@@ -228,16 +228,16 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
 
 
 def _check_entries(directory: bytes, count: int) -> None:
-    """Refuse a directory whose length does not match its members; ``zipfile`` does not."""
+    """Refuse a directory whose length does not match its members; ``zipfile`` accepts it."""
     end = 0
     for _ in range(count):
         end += CENTRAL_BYTES + sum(struct.unpack_from("<3H", directory, end + 28))
     if end != len(directory):
-        raise _damaged("its directory is shorter or longer than its members")
+        raise _damaged("the length of its directory does not match its members")
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
-    """Return where the bytes of a supported member begin; they must end before ``limit``."""
+    """Return the offset of a supported member's bytes; they must end before ``limit``."""
     if info.flag_bits & ENCRYPTED:
         raise Malformed("encrypted", "encrypted zip files are not supported")
     is_stored, packed, unpacked = info.compress_type == 0, info.compress_size, info.file_size
@@ -246,13 +246,13 @@ def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
             "bad_compression", f"zip members must be stored or deflated, got {info.compress_type}"
         )
     if unpacked > packed * HIGHEST_RATIO or (is_stored and packed != unpacked):
-        raise _damaged("a member claims more bytes than its packed ones can hold")
+        raise _damaged("a member claims more bytes than its compressed data can hold")
     if info.header_offset + LOCAL_BYTES > limit:
         raise _damaged("a member is outside the file")
     lengths = struct.unpack("<2H", read_at(file, info.header_offset + LOCAL_BYTES - 4, 4))
     start: int = info.header_offset + LOCAL_BYTES + sum(lengths)
     if start + packed > limit:
-        raise _damaged("a member reaches into the directory")
+        raise _damaged("a member overlaps the directory")
     return start
 
 
@@ -280,7 +280,7 @@ def _damaged(what: str) -> Malformed:
 CODEC = Codec(
     format=Format.NPZ,
     media_types=("application/x-npz", "application/zip"),
-    holds="`logits` or `probabilities`, `labels`, and perhaps `segments`",
+    holds="`logits` or `probabilities`, `labels`, and optionally `segments`",
     decode=_decode,
     columns=_columns,
     encode=_encode,

@@ -1,4 +1,4 @@
-"""The safetensors format: 8 bytes of length, a JSON header, the numbers of all tensors.
+"""The safetensors format: a length of 8 bytes, a JSON header, the numbers of all tensors.
 
 The package of that name is not used: it copies all numbers, exposes no offsets for reading rows,
 accepts headers of 100 MB and duplicate keys, and has no BF16 for numpy.
@@ -48,7 +48,7 @@ NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16"
 
 
 class StoredTensor(NamedTuple):
-    """The location of a tensor: its numbers begin at ``start`` of the file."""
+    """The location of a tensor: its numbers begin at byte ``start`` of the file."""
 
     layout: Layout
     start: int
@@ -70,10 +70,11 @@ def decode(body: Bytes) -> dict[str, Array]:
 
 
 def header_length(prefix: bytes) -> int:
-    """Return how many bytes come before the numbers, from the first 8 of the file."""
+    """Return how many bytes precede the numbers, given the first 8 bytes of the file."""
     if len(prefix) < PREFIX:
         raise Malformed(
-            "truncated_body", f"a safetensors file has a header, got {len(prefix)} bytes"
+            "truncated_body",
+            f"a safetensors file starts with a header, got only {len(prefix)} bytes",
         )
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= LONGEST_HEADER:
@@ -162,7 +163,7 @@ def _layout(described: dict[str, Any]) -> Layout:
         raise Malformed("bad_header", "every tensor needs exactly dtype, shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Invalid(
-            "bad_type", f"tensors must be of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
+            "bad_type", f"tensors must be one of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
         )
     return Layout(np.dtype(DTYPES[dtype]), tuple(shape), bfloat16=dtype == "BF16")
 

@@ -1,4 +1,4 @@
-"""The array ``segments``: the name of each row's segment, as text or as a whole number."""
+"""The array ``segments``: the name of each row's segment, as a string or an integer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LAST_CHARACTER = 0x10FFFF
 
 
 def from_list(names: Any) -> Segments:
-    """Return the segments of a JSON list of text or of whole numbers (named by their digits).
+    """Return the segments of a JSON list of strings or of integers (named by their digits).
 
     >>> from_list(["web", "app"]).names, from_list([3, 12]).names
     (('app', 'web'), ('12', '3'))
     """
     if not isinstance(names, list):
-        raise Invalid("not_an_array", "segments must be a list of names or of whole numbers")
+        raise Invalid("not_an_array", "segments must be a list of names or integers")
     is_text = check_cells(names) is str
     blocks = (names[start : start + BLOCK_NAMES] for start in range(0, len(names), BLOCK_NAMES))
     return from_names(blocks if is_text else (map(str, block) for block in blocks))
@@ -48,7 +48,7 @@ def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
 
 
 def checked(array: Array) -> Array:
-    """Return an array if its text is valid Unicode; the other rules are left to calibrators."""
+    """Return the array; raise if its text is not Unicode. calibrators checks the other rules."""
     if array.ndim not in (1, 2):
         raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
     broken = _invalid_text(array)
@@ -58,7 +58,7 @@ def checked(array: Array) -> Array:
 
 
 def check_layout(layout: Layout, rows: int) -> None:
-    """Raise the error of calibrators for any segments of this type and shape."""
+    """Raise the error that calibrators raises for segments of this type and shape, if any."""
     dtype = np.dtype(np.float32) if layout.bfloat16 else layout.dtype
     shape = layout.shape[:1] if layout.shape[1:] == (1,) else layout.shape
     if len(shape) != 1:
@@ -68,7 +68,7 @@ def check_layout(layout: Layout, rows: int) -> None:
 
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
-    """Return the number of segments; raise the errors of calibrators, block by block."""
+    """Count the segments block by block; raise the same errors as calibrators."""
     found: dict[str, tuple[int, int]] = {}
     bad_rows, bad_first, start = 0, 0, 0
     for block in _blocks(layout, rows_of):
@@ -100,7 +100,7 @@ def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
 
 
 def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Segments:
-    """Return the segments of some rows, given in ascending order."""
+    """Return the segments of ``rows``, which are in ascending order."""
     coder, start = SegmentCoder(), 0
     for block in _blocks(layout, rows_of):
         first, last = np.searchsorted(rows, (start, start + len(block)))
@@ -117,7 +117,7 @@ def _blocks(layout: Layout, rows_of: Callable[[int, int], Array]) -> Iterator[Ar
         yield rows_of(start, min(total, start + step)).reshape(-1)
 
 
-INVALID_TEXT = ("bad_segment_name", "a segment's name must be text: a character is beyond Unicode")
+INVALID_TEXT = ("bad_segment_name", "a segment name must be valid Unicode text")
 
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
@@ -131,13 +131,13 @@ def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
     if len(found) > MAX_SEGMENTS:
         raise DataError(
             "too_many_segments",
-            f"there may be at most {MAX_SEGMENTS} segments, got more: "
+            f"at most {MAX_SEGMENTS} segments are allowed, got more: "
             "is this a column of identifiers?",
         )
 
 
 def _invalid_text(array: Array) -> Array | None:
-    """Return a mask of the rows with a character beyond Unicode; None if there are none."""
+    """Return a mask of the rows with a character beyond U+10FFFF; None if there are none."""
     if array.dtype.kind != "U" or not array.size:
         return None
     flat = np.ascontiguousarray(array)

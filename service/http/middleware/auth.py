@@ -33,7 +33,7 @@ SIGN_IN = "/sign-in"
 REFERENCE = "/docs"
 PUBLIC = frozenset(
     {
-        HOME,  # for programs; the page itself needs a sign-in
+        HOME,  # for programs; the page itself requires signing in
         SIGN_IN,
         "/healthz",
         "/readyz",
@@ -49,20 +49,20 @@ PUBLIC_UNDER = ("/static/", "/help/")
 BEARER = b"bearer "
 COOKIE = "calibrd_session"
 SESSION = re.compile(rf"(?:^|; ?){COOKIE}=([\w-]{{1,200}})(?=;|$)", re.ASCII)
-NO_WEBSOCKETS = 1008  # "policy violation" of RFC 6455
+NO_WEBSOCKETS = 1008  # "policy violation" in RFC 6455
 
 
 class Guard:
     """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
 
     The caller is the holder of the key in the Authorization header, or else of the key that the
-    session in the cookie was started with. A session needs more: the request must come from the
+    session in the cookie was started with. A session requires more: the request must come from the
     service's own pages, and a request that changes something must carry the session's token in a
-    header or in the form, where the routes of the pages check it (``scope["form_token"]``).
+    header or in the form, where the page routes check it (``scope["form_token"]``).
 
-    Until the first key is created, a service on loopback treats every caller as its owner. Then
-    the Host header must name this machine, and a browser's request must come from the service's
-    own pages, so that no other web page can reach the service through its reader's browser.
+    Until the first key is created, a service on loopback treats every caller as its owner. The
+    Host header must then name this machine, and a browser's request must come from the service's
+    own pages, so that no other web page can reach the service through its visitor's browser.
 
     Once the caller is known, the request waits for its turn among the caller's requests.
     """
@@ -138,7 +138,7 @@ def needs_caller(scope: Scope) -> bool:
 
 
 def is_public(path: str) -> bool:
-    """Return whether a path needs no caller.
+    """Return whether a path needs no authentication.
 
     >>> is_public("/static/app.css"), is_public("/v1/runs/resnet")
     (True, False)
@@ -174,7 +174,7 @@ def _bearer(scope: Scope) -> str | None:
 
 
 async def _redirect_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """Redirect to the sign-in form, which leads on to the requested page if this was a read."""
+    """Redirect to the sign-in form, which then leads to the requested page if this was a read."""
     path = scope["path"]
     target = f"{root_of(path)}{SIGN_IN}"
     if scope["method"] in ("GET", "HEAD"):

@@ -26,7 +26,7 @@ from service.http.problems import problem_response
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
 SMALL_BYTES = 1 << 16
-MAX_LENGTH_DIGITS = 18  # beyond any limit, yet cheap for int()
+MAX_LENGTH_DIGITS = 18  # larger than any limit, but cheap for int()
 
 _log = structlog.get_logger("calibrd.api")
 
@@ -40,10 +40,10 @@ class BodyPace(NamedTuple):
 
 
 class BodyGuard:
-    """Raw ASGI middleware that refuses bodies and then responds instead of the app.
+    """Raw ASGI middleware that refuses bodies, and then responds in place of the app.
 
     A refused body raises in the code that reads it. The app's own response is then dropped,
-    because frameworks turn an error while reading into a response of their own.
+    because frameworks turn an error while reading into their own response.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class BodyGuard:
     most_seconds
         Seconds that a whole body may take.
     check_caller
-        Raises Unauthenticated for a caller whose key was revoked while the body arrived.
+        Raises Unauthenticated if the caller's key was revoked while the body was arriving.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BodyGuard:
         self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse by the headers, or run the app with a ``receive`` that watches the body."""
+        """Refuse a request by its headers, or run the app with a watched body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -105,7 +105,7 @@ class BodyGuard:
     async def _run_with_small_body(
         self, body: _WatchedBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Read a small body at once and step aside: the fast path of most requests."""
+        """Read a small body at once and step aside: the fast path for most requests."""
         try:
             whole = await body.read_whole()
         except (TooLarge, TooSlow, Unauthenticated) as refusal:
@@ -149,14 +149,14 @@ class _WatchedBody:
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
-            # only errors caused by the end of the body are ours to hide
+            # hide only errors that the end of the body caused
             if not self._client_left and (self._refusal is None or self._answering):
                 raise
         if self._refusal is not None and not self._answering:
             await refuse(self._scope, self._receive, self._send, self._refusal, self._ended)
 
     async def read_whole(self) -> Message:
-        """Return the whole body as one message, or the message that the client has left."""
+        """Return the whole body as one message, or ``http.disconnect`` if the client has left."""
         message = await self.receive()
         pieces = [message.get("body", b"")]
         while not self._ended:
@@ -190,7 +190,7 @@ class _WatchedBody:
         return message
 
     async def _next_message(self) -> Message:
-        # time that the app spends between reads is not the client's, so only waits are counted
+        # the time that the app takes between reads is not the client's fault: count only waits
         began = monotonic()
         try:
             async with asyncio.timeout(self._pace.timeout):
@@ -201,7 +201,7 @@ class _WatchedBody:
         return message
 
     def _check_progress(self) -> None:
-        """Stop a body that is too slow, takes too long, or whose key was revoked."""
+        """Stop a body that is too slow or takes too long, or whose key was revoked."""
         pace = self._pace
         if self._waited > pace.timeout and self._received < pace.least_rate * self._waited:
             self._stop(_too_slow(pace.least_rate, self._received))
@@ -240,7 +240,7 @@ def _stated_length(scope: Scope) -> int | None:
             if length is not None or not value.isdigit():
                 raise Malformed(
                     "invalid_content_length",
-                    "the Content-Length must be one whole number of bytes, given once",
+                    "the Content-Length must be a non-negative integer, sent only once",
                 )
             length = value
         elif name == b"transfer-encoding":
@@ -249,7 +249,7 @@ def _stated_length(scope: Scope) -> int | None:
         if length is not None:
             raise Malformed(
                 "invalid_content_length",
-                "a request has a Content-Length or a Transfer-Encoding, not both",
+                "a request must not have both a Content-Length and a Transfer-Encoding",
             )
         return None
     if length is None:
@@ -291,7 +291,7 @@ def _too_long(seconds: float, received: int) -> TooSlow:
 async def refuse(
     scope: Scope, receive: Receive, send: Send, refusal: Exception, has_ended: bool = False
 ) -> None:
-    """Respond and close, but leave a client that is still sending time to read the response.
+    """Respond and close, but give a client that is still sending time to read the response.
 
     Closing with unread bytes resets the connection, and a reset can overtake the response.
     """

@@ -1,4 +1,4 @@
-"""Memory budgets for request bodies that are read whole and for large responses."""
+"""Memory budgets for request bodies read into memory and for large responses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from service.http.middleware.fair_turns import owner_of
 FREE_BYTES = 1 << 16
 COPIES = 5  # the pieces of a body, the joined body, what it decodes to, and intermediate results
 HOLD = "memory_hold"
-# bodies that are streamed to disk; text bodies of fits are read whole
+# bodies that are streamed to disk; text bodies of fits are read into memory
 UPLOADS, FITS = "/v1/datasets", "/fits"
 
 T = TypeVar("T")
 
 
 class BodyMemory:
-    """Raw ASGI middleware that admits large bodies as far as there is memory for them.
+    """Raw ASGI middleware that admits large bodies while there is memory for them.
 
-    A request holds the length of its body while it arrives, and several times as much from then
-    until its response was sent; a response that is built whole holds its length. Routes whose
-    bodies or responses need more count them with ``hold_unpacked`` and ``read_body``.
+    A request holds as much memory as its body while that arrives, and several times as much until
+    its response is sent; a buffered response holds its own length. Routes whose bodies or
+    responses need more count them with ``hold_unpacked`` and ``read_body``.
     """
 
     def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
@@ -45,18 +45,22 @@ class BodyMemory:
 
         async def counting_receive() -> Message:
             nonlocal received, counted
+            stated = _stated_length(scope)
+            if stated > counted:
+                # before anything is read: waiting calls must not hold what they have read so far
+                counted = stated
+                await hold.body.grow_to(stated)
             message = await receive()
             received += len(message.get("body", b""))
             if received > counted:
-                # reserve the whole length at once: bodies that grow together could all get stuck
-                counted = max(2 * received, _stated_length(scope))
-                await hold.body.grow_to(max(received, _stated_length(scope)))
+                counted = 2 * received
+                await hold.body.grow_to(received)
             if received > FREE_BYTES and not message.get("more_body", False):
                 await hold.work.grow_to(COPIES * received)
             return message
 
         try:
-            # large responses that need no key are files, which all callers share
+            # large responses without a key are files, which all callers share
             is_shared = "principal" not in scope
             app_send = send if is_shared else _counting_send(hold, scope, receive, send)
             await self.app(scope, counting_receive, app_send)
@@ -103,7 +107,7 @@ def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
 
 
 def _stated_length(scope: Scope) -> int:
-    """Return the Content-Length, which was checked before; 0 if the body is chunked."""
+    """Return the Content-Length, which has been checked; 0 if the body is chunked."""
     return _length(scope["headers"])
 
 
@@ -122,7 +126,7 @@ async def hold_unpacked(scope: Scope, size: int) -> None:
 async def read_body(
     scope: Scope, read: Callable[[], Awaitable[T]], answer_size: Callable[[T], int]
 ) -> T:
-    """Read a body, and reserve memory for its response before that is built.
+    """Read a body, and reserve memory for its response before building it.
 
     If the memory is not free yet, the result is dropped while the call waits, and the body is
     read again afterwards. Raises TooMany if there is not enough memory.
@@ -140,7 +144,7 @@ async def read_body(
 
 
 def end_work(scope: Scope) -> None:
-    """Release what a call held to build its response, which is sent now."""
+    """Release the memory that a call held to build its response, which is sent now."""
     hold: CallHold | None = scope.get(HOLD)
     if hold is not None:
         hold.end_work()

@@ -1,7 +1,7 @@
 """Protection against cross-site requests: only the service's own pages may act for a browser.
 
-A program sends its key in a header, which no browser adds by itself. But any page can make its
-reader's browser send a session cookie, or reach a local service that needs no key.
+A program sends its key in a header, which no browser adds on its own. But any page can make its
+visitor's browser send a session cookie, or reach a local service that requires no key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORM_HEADER = b"x-csrf-token"
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """Return the value of a request's header, the first if there are several."""
+    """Return the value of a request header, the first one if there are several."""
     return next((str(value, "latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path is a page, not a path of the API.
+    """Return whether a path is that of a page, not of the API.
 
     >>> is_page("/jobs"), is_page("/v1/fits"), is_page("/v1"), is_page("/v1x")
     (True, False, False, True)
@@ -35,7 +35,7 @@ def is_page(path: str) -> bool:
 
 
 def wants_page(scope: Scope) -> bool:
-    """Return whether a browser requests a page."""
+    """Return whether a browser is requesting a page."""
     return is_page(scope["path"]) and "text/html" in (header(scope, b"accept") or "")
 
 
@@ -54,7 +54,7 @@ def check_origin(scope: Scope) -> None:
     origin, host = header(scope, b"origin"), header(scope, b"host") or "localhost"
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or header(scope, b"sec-fetch-site") not in (None, "none", "same-origin"):
-        raise Forbidden("foreign_origin", "pages of other sites are refused")
+        raise Forbidden("foreign_origin", "requests from pages of other sites are refused")
 
 
 def check_form_token(scope: Scope, expected: str, sent: str | None) -> None:
@@ -76,12 +76,12 @@ def check_keyless(scope: Scope) -> None:
             "foreign_host", "keys are required behind a proxy: python -m service keys create"
         )
     if not _is_local(header(scope, b"host") or "localhost"):
-        raise Forbidden("foreign_host", "without keys, requests must name localhost as their host")
+        raise Forbidden("foreign_host", "without keys, the Host header must name localhost")
     check_origin(scope)
 
 
 def _follows_link(scope: Scope) -> bool:
-    """Return whether a tab navigates to a page, which the linking site cannot read."""
+    """Return whether a tab is navigating to a page, which the linking site cannot read."""
     return (
         scope["method"] in ("GET", "HEAD")
         and is_page(scope["path"])

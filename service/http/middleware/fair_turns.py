@@ -1,4 +1,4 @@
-"""Fair turns on the event loop: requests of one caller start one after the other."""
+"""Fair turns on the event loop: requests of one caller start one after another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNTIMED = frozenset({"/healthz", "/v2/health/live"})
 class Turns:
     """Let one request per caller run in each pass of the event loop.
 
-    However many requests of one caller are ready at once, requests of others and the loop's own
-    reads and writes run in between.
+    Regardless of how many requests of one caller are ready at once, other callers' requests and
+    the loop's own reads and writes run in between.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, owner: str) -> None:
-        """Wait until no other request of the owner runs in this turn."""
+        """Wait for a turn in which no other request of the owner runs."""
         queue = self._queues.get(owner)
         loop = asyncio.get_running_loop()
         if queue is None:
@@ -51,7 +51,7 @@ class Turns:
 
 
 class Turn:
-    """The place of one request among those of its caller."""
+    """The turn of one request among those of its caller."""
 
     __slots__ = ("_number", "_owner", "_turns")
 
@@ -61,7 +61,7 @@ class Turn:
         self._number = -1
 
     async def take(self) -> None:
-        """Wait for a turn, unless this one is the request's own already."""
+        """Wait for a turn, unless the request already has the current one."""
         if self._number != self._turns.number:
             await self._turns.take(self._owner)
             self._number = self._turns.number
@@ -75,7 +75,7 @@ async def take_turn(scope: Scope) -> None:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the owner whose share of the service's resources a request counts against."""
+    """Return the owner against whose share of the service's resources a request counts."""
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"
@@ -83,5 +83,5 @@ def owner_of(scope: Scope) -> str:
 
 
 def is_untimed(scope: Scope) -> bool:
-    """Return whether a request is a liveness check, which waits for no turn."""
+    """Return whether a request is a liveness check, which does not wait for a turn."""
     return scope["path"] in UNTIMED and scope["method"] in ("GET", "HEAD")

@@ -19,19 +19,30 @@ from service.http.middleware.fair_turns import owner_of, take_turn
 
 # requests of one workspace that use the framework's 40 threads at the same time
 MAX_RUNNING = 4
-# they respond from memory or receive long bodies, and have executors of their own
+# these respond from memory or receive long bodies, and have their own executors
 OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
+# the keys of a workspace together may have this many times the requests and waits of one key
+KEYS_AT_ONCE = 2
 # far longer than any valid path; matching routes takes time quadratic in the length
 LONGEST_PATH = 1024
+
+
+@dataclass(eq=False)
+class WorkspaceLoad:
+    """The threads that all keys of a workspace share, and what they have in flight in total."""
+
+    threads: asyncio.Semaphore
+    requests: int = 0
+    waits: int = 0
 
 
 @dataclass
 class CallerLoad:
     """The requests and waits that one caller has in flight."""
 
-    running: asyncio.Semaphore
+    workspace: WorkspaceLoad
     requests: int = 0
     waits: int = 0
 
@@ -42,18 +53,20 @@ class CallerLoad:
 
 
 class Slot:
-    """A request's place among those of its caller, released once."""
+    """A slot among the requests of a caller, released once."""
 
     def __init__(self, load: CallerLoad) -> None:
         self.load = load
+        load.requests += 1
+        load.workspace.requests += 1
         self._is_running = False
         self._is_held = True
 
     async def run(self) -> None:
-        """Wait for a thread of the caller's share; do nothing once the slot is released."""
+        """Wait for a thread of the caller's share; do nothing once the slot has been released."""
         if not self._is_held:
             return
-        await self.load.running.acquire()
+        await self.load.workspace.threads.acquire()
         self._is_running = True
         if not self._is_held:
             self.end_run()
@@ -62,28 +75,30 @@ class Slot:
         """Return the thread to the caller's share."""
         if self._is_running:
             self._is_running = False
-            self.load.running.release()
+            self.load.workspace.threads.release()
 
     def release(self) -> None:
         """Release the slot; a second call does nothing."""
         if self._is_held:
             self._is_held = False
             self.load.requests -= 1
+            self.load.workspace.requests -= 1
             self.end_run()
 
 
 class RequestLimits:
     """Raw ASGI middleware that refuses requests beyond a caller's limit with 429.
 
-    A caller is a key, or an address without one, and may have ``most_requests`` in flight. The
-    keys of a workspace share its threads.
+    A caller is a key, or the client's address if there is no key, and may have at most
+    ``most_requests`` requests in flight; the keys of a workspace together may have KEYS_AT_ONCE
+    times as many, and share its threads.
     """
 
     def __init__(self, app: ASGIApp, most_requests: int) -> None:
         self.app = app
         self._most_requests = most_requests
         self._loads: dict[str, CallerLoad] = {}
-        self._threads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._workspaces: WeakValueDictionary[str, WorkspaceLoad] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or refuse it."""
@@ -98,11 +113,11 @@ class RequestLimits:
         owner = _caller_of(scope)
         load = self._loads.get(owner)
         if load is None:
-            load = self._loads[owner] = CallerLoad(self._threads_of(owner_of(scope)))
-        if load.requests >= self._most_requests:
-            await refuse(scope, receive, send, _too_many(self._most_requests))
+            load = self._loads[owner] = CallerLoad(self._workspace_of(scope))
+        most = self._most_requests
+        if load.requests >= most or load.workspace.requests >= KEYS_AT_ONCE * most:
+            await refuse(scope, receive, send, _too_many(load, most))
             return
-        load.requests += 1
         slot = scope[SLOT] = Slot(load)
         try:
             await self.app(scope, receive, send)
@@ -111,18 +126,19 @@ class RequestLimits:
             if load.is_idle and self._loads.get(owner) is load:
                 del self._loads[owner]
 
-    def _threads_of(self, workspace: str) -> asyncio.Semaphore:
-        """Return the semaphore for the threads of a workspace."""
-        found = self._threads.get(workspace)
+    def _workspace_of(self, scope: Scope) -> WorkspaceLoad:
+        """Return the load of the caller's workspace."""
+        name = owner_of(scope)
+        found = self._workspaces.get(name)
         if found is None:
-            found = self._threads[workspace] = asyncio.Semaphore(MAX_RUNNING)
+            found = self._workspaces[name] = WorkspaceLoad(asyncio.Semaphore(MAX_RUNNING))
         return found
 
 
 class ThreadLimits:
-    """Raw ASGI middleware: MAX_RUNNING requests of a workspace use threads, the others wait.
+    """Raw ASGI middleware that lets MAX_RUNNING requests of a workspace use threads at a time.
 
-    A request has no thread while its body arrives, so a slow sender blocks nobody.
+    A request has no thread while its body is arriving, so a slow sender does not block others.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -141,7 +157,7 @@ class ThreadLimits:
 def _until_answered(slot: Slot, send: Send) -> Send:
     """Return a ``send`` that frees the thread with the first byte of the response.
 
-    A slow reader therefore blocks nobody.
+    A slow reader therefore does not block others.
     """
 
     async def freeing_send(message: Message) -> None:
@@ -184,23 +200,27 @@ def _uses_threads(scope: Scope) -> bool:
 def waiting(scope: Scope, most: int) -> Iterator[None]:
     """Count a stream or long poll as a wait of its caller; raise TooMany beyond ``most``.
 
-    The request releases its slot: it only waits from now on.
+    The request releases its slot, because it only waits from now on.
     """
     slot: Slot = scope[SLOT]
     load = slot.load
-    if load.waits >= most:
+    workspace = load.workspace
+    if load.waits >= most or workspace.waits >= KEYS_AT_ONCE * most:
+        who, count, limit = _beyond(load.waits, workspace.waits, most)
         raise TooMany(
             "too_many_waits",
-            f"this key has {load.waits} event streams and waiting requests open, at most {most} "
+            f"{who} {count} event streams and waiting requests open, but at most {limit} "
             "are allowed: close some, or poll without waiting",
-            limit=most,
+            limit=limit,
         )
     load.waits += 1
+    workspace.waits += 1
     slot.release()
     try:
         yield
     finally:
         load.waits -= 1
+        workspace.waits -= 1
 
 
 class WaitingResponse(StreamingResponse):
@@ -218,14 +238,21 @@ class WaitingResponse(StreamingResponse):
 
 def _too_long() -> ServiceError:
     return ServiceError(
-        "request_uri_too_long", f"a path has at most {LONGEST_PATH} characters here"
+        "request_uri_too_long", f"a path may have at most {LONGEST_PATH} characters"
     )
 
 
-def _too_many(most: int) -> TooMany:
+def _too_many(load: CallerLoad, most: int) -> TooMany:
+    who, _, limit = _beyond(load.requests, load.workspace.requests, most)
     return TooMany(
         "too_many_requests",
-        f"this key has {most} requests in flight, the maximum: wait for responses "
-        "before sending more",
-        limit=most,
+        f"{who} {limit} requests in flight, the maximum: wait for responses before sending more",
+        limit=limit,
     )
+
+
+def _beyond(of_key: int, of_workspace: int, most: int) -> tuple[str, int, int]:
+    """Return who is at a limit, how many they have, and the limit."""
+    if of_key >= most:
+        return "this key has", of_key, most
+    return "the keys of this workspace have", of_workspace, KEYS_AT_ONCE * most

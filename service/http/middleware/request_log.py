@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, headers of every response, metrics and the access log."""
+"""The outermost layer: request ids, common response headers, metrics and the access log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Kind:
 class RequestLog:
     """Raw ASGI middleware around everything else.
 
-    It puts ``request_id`` into the scope, and into the response as X-Request-Id. Headers that a
+    It adds ``request_id`` to the scope, and to the response as X-Request-Id. Headers that a
     route sets itself (Cache-Control, Content-Security-Policy) are left as they are.
     """
 
@@ -103,7 +103,7 @@ class RequestLog:
             _log.debug("request", **_access_fields(scope, kind.template, status, seconds))
 
     def _template(self, scope: Scope) -> str:
-        """Return the path of the route as declared, with the names of its parameters."""
+        """Return the path of the route as declared, with parameter names."""
         # FastAPI stores the prefix of an included router apart from the route
         context = scope.get("fastapi", _NOTHING).get("effective_route_context")
         if context is not None:
@@ -113,7 +113,7 @@ class RequestLog:
         return str(getattr(route, "path_format", UNMATCHED))
 
     def _plain_route(self, scope: Scope) -> Any:
-        """Return the Starlette route that matched: FastAPI names only its endpoint."""
+        """Return the Starlette route that matched; FastAPI only provides its endpoint."""
         endpoint = scope.get("endpoint")
         if endpoint is None:
             return None
@@ -130,7 +130,7 @@ class RequestLog:
         label = method if method in _METHODS else "OTHER"
         record = self._metrics.recorder(template, label, status)
         kind = _Kind(template, status < 400 and template.endswith(QUIET_ENDINGS), record)
-        if label == method:  # methods that clients invent must not fill the memory
+        if label == method:  # methods that clients invent must not fill up memory
             self._kinds[template, method, status] = kind
         return kind
 

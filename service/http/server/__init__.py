@@ -1,1 +1,1 @@
-"""Connections of uvicorn with limits on heads and time, and fair turns."""
+"""uvicorn connections with limits on request heads and time, and with fair turns."""

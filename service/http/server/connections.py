@@ -1,4 +1,4 @@
-"""Open connections of a server: their number per address, and which may be closed."""
+"""Open connections of a server: how many each address has, and which may be closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Connections:
 
     A connection is idle while it has no request in flight. Beyond ``most_of_one`` connections of
     an address, its oldest idle one is closed; beyond ``most`` in total, the oldest idle one of the
-    address that has most of them. If none is idle, the new connection is closed.
+    address that has the most. If none is idle, the new connection is closed.
     """
 
     def __init__(self, most_of_one: int, most: int | None = None) -> None:
@@ -91,7 +91,7 @@ class Connections:
             self._drop(next(iter(idle)), address)
 
     def _drop(self, one: Closable, address: str) -> None:
-        """Close a connection; its place is free before the event loop closes its socket."""
+        """Close a connection; its slot is free before the event loop closes its socket."""
         self.remove(one, address)
         self._dropped.add(one)
         one.drop()

@@ -27,13 +27,13 @@ def no_websockets() -> Malformed:
     """Return the error for a WebSocket handshake."""
     return Malformed(
         "no_websockets",
-        "WebSockets are not supported: send the request without the Upgrade header; events of a fit"
-        " are streamed by GET /v1/fits/{id}/events",
+        "WebSockets are not supported: send the request without the Upgrade header; GET"
+        " /v1/fits/{id}/events streams the events of a fit",
     )
 
 
 def too_many_pipelined() -> Malformed:
-    """Return the error for requests sent without reading the responses."""
+    """Return the error for requests that are sent without reading the responses."""
     return Malformed(
         "malformed_request",
         f"at most {MAX_PIPELINED} requests may wait on a connection: read the responses first",
@@ -43,7 +43,7 @@ def too_many_pipelined() -> Malformed:
 def too_small_chunks() -> Malformed:
     """Return the error for chunks that are too small to be worth their cost."""
     return Malformed(
-        "malformed_request", "the body arrives in chunks of a few bytes: send larger ones"
+        "malformed_request", "the body arrives in chunks of a few bytes: send larger chunks"
     )
 
 
@@ -54,9 +54,9 @@ def truncated() -> Malformed:
 
 def too_large() -> ServiceError:
     """Return the error for a head that is too large."""
-    rule = f"at most {MAX_HEADERS} headers, and {MAX_HEAD_BYTES} bytes with the request line"
+    rule = f"at most {MAX_HEADERS} headers and, with the request line, {MAX_HEAD_BYTES} bytes"
     return ServiceError(
-        "request_header_fields_too_large", f"the headers are too large: {rule}; send less"
+        "request_header_fields_too_large", f"the headers are too large: {rule} are allowed"
     )
 
 
@@ -64,7 +64,7 @@ def too_long_value(name: bytes) -> ServiceError:
     """Return the error for a header value that is too long."""
     most = MAX_COOKIE_BYTES if name == b"cookie" else MAX_VALUE_BYTES
     shown = name[:40].decode("ascii", "replace")
-    advice = "delete the cookies of this host" if name == b"cookie" else "send less"
+    advice = "delete the cookies of this host" if name == b"cookie" else "shorten it"
     return ServiceError(
         "request_header_fields_too_large",
         f"the header {shown} has more than {most} bytes; {advice}",
@@ -73,23 +73,21 @@ def too_long_value(name: bytes) -> ServiceError:
 
 def too_long_path() -> ServiceError:
     """Return the error for a path that is too long."""
-    return ServiceError("request_uri_too_long", f"a path has at most {MAX_PATH_BYTES} bytes here")
+    return ServiceError("request_uri_too_long", f"a path may have at most {MAX_PATH_BYTES} bytes")
 
 
 def too_long_query() -> ServiceError:
     """Return the error for a query that is too long."""
     return ServiceError(
         "request_uri_too_long",
-        f"a path with its query has at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
-        " parameters here; GET predict accepts longer ones with as few parameters",
+        f"a path with its query may have at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
+        " parameters; GET predict accepts more bytes, but not more parameters",
     )
 
 
 def unknown_coding() -> ServiceError:
     """Return the error for a Transfer-Encoding other than chunked."""
-    return ServiceError(
-        "not_implemented", "the only supported Transfer-Encoding is chunked: send no other"
-    )
+    return ServiceError("not_implemented", "the only supported Transfer-Encoding is chunked")
 
 
 def too_slow(seconds: float) -> TooSlow:
@@ -101,5 +99,5 @@ def too_many_heads() -> Unavailable:
     """Return the error for an address, or a service, with too many unfinished heads."""
     return Unavailable(
         "too_many_unfinished_requests",
-        "too many requests wait for the rest of their headers: send each at once",
+        "too many requests are waiting for the rest of their headers: send all headers at once",
     )

@@ -1,7 +1,7 @@
 """Accept a bounded number of connections in each pass of the event loop, and read from them.
 
-Event loops accept one connection per pass (uvloop), so that new callers wait behind all others,
-or all pending ones (asyncio), so that everybody else waits for them.
+By default, an event loop accepts one connection per pass (uvloop), so that new callers wait
+behind all others, or all pending ones (asyncio), so that all other callers wait for them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = 256
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
+# what follows a head in the same read is held until the request's turn comes, or is refused
+HEAD_READ_BYTES = 1 << 16
 BUSY_READ_BYTES = 1 << 12
 
 _log = structlog.get_logger("calibrd.service")
 
 
 class ReadAdapter(asyncio.BufferedProtocol):
-    """Read for another protocol, in small pieces while many connections wait to be parsed.
+    """Read for another protocol, in small pieces while many connections are waiting to be parsed.
 
     The bytes read for waiting connections are held in memory.
     """
 
-    _buffer = memoryview(bytearray(READ_BYTES))  # shared by all: copied before the next read
+    _buffer = memoryview(bytearray(READ_BYTES))  # shared: copied before the next read
 
     def __init__(self, protocol: HttpProtocol) -> None:
         self._protocol = protocol
@@ -45,8 +47,10 @@ class ReadAdapter(asyncio.BufferedProtocol):
         self._protocol.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next read, a small one while others wait."""
-        return self._buffer[:BUSY_READ_BYTES] if self._protocol.is_crowded else self._buffer
+        """Return the buffer for the next read, a small one while others are waiting."""
+        if self._protocol.is_crowded:
+            return self._buffer[:BUSY_READ_BYTES]
+        return self._buffer if self._protocol.is_in_body else self._buffer[:HEAD_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the bytes that were read on to the protocol."""
@@ -58,7 +62,7 @@ class ReadAdapter(asyncio.BufferedProtocol):
         return None
 
     def pause_writing(self) -> None:
-        """Report that the client reads slowly."""
+        """Report that the client is reading slowly."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
@@ -67,7 +71,7 @@ class ReadAdapter(asyncio.BufferedProtocol):
 
 
 class ConnectionListener:
-    """Hand the connections of a socket to protocols until it is closed."""
+    """Pass the connections of a socket to protocols until it is closed."""
 
     def __init__(self, listening: socket.socket, make_protocol: Callable[[], HttpProtocol]) -> None:
         self._listening = listening
@@ -101,7 +105,7 @@ class ConnectionListener:
             await self._loop.connect_accepted_socket(
                 lambda: ReadAdapter(self._make_protocol()), connection
             )
-        except OSError:  # it was closed already
+        except OSError:  # it was already closed
             connection.close()
 
     def _pause(self) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads and errors as problem+json."""
+"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads, and problem+json errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HttpProtocol(TurnReader):
     """One connection.
 
     The parser buffers headers, and trailers of a chunked body, until they end, at a cost that is
-    quadratic in their length. Bytes that bring no progress are therefore counted.
+    quadratic in their length. Bytes that make no progress are therefore counted.
     """
 
     head_seconds = 10.0
@@ -69,6 +69,12 @@ class HttpProtocol(TurnReader):
         self.open_connections.add(self, self._address)
 
     @property
+    def is_in_body(self) -> bool:
+        """Whether the next bytes belong to a body that the app is reading."""
+        cycle = self.cycle
+        return cycle is not None and cycle.more_body and not cycle.response_complete
+
+    @property
     def owner(self) -> str:
         """The owner of its turns: the workspace of the previous request, or the address."""
         scope: Any = {} if self.cycle is None else self.cycle.scope
@@ -76,7 +82,7 @@ class HttpProtocol(TurnReader):
         return self._address if principal is None else f"workspace {principal.workspace}"
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection holds, and notify its request."""
+        """Release the connection's resources, and notify its request."""
         self.open_connections.remove(self, self._address)
         self._hold_head(0)
         self._stop_clock()
@@ -87,9 +93,9 @@ class HttpProtocol(TurnReader):
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start a request at once, or in turn if it was pipelined behind another."""
+        """Start a request at once, or in its turn if it was pipelined behind another."""
         self._running = cycle
-        if self._data:  # part of the bytes that are being parsed, in a turn already
+        if self._data:  # part of the bytes being parsed, and so already in a turn
             super()._start_asgi_task(cycle, app)
         elif self.read_turns.has_time:
             self._start_next(cycle, app)
@@ -106,7 +112,7 @@ class HttpProtocol(TurnReader):
         self.transport.abort()
 
     def eof_received(self) -> None:
-        """Refuse a body that ends too early: the client may still read."""
+        """Refuse a body that ends too early; the client may still be reading."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.more_body:
             return
@@ -114,13 +120,13 @@ class HttpProtocol(TurnReader):
             self._refuse(refusals.truncated())
 
     def on_response_complete(self) -> None:
-        """Mark the connection as idle, unless more requests wait on it."""
+        """Mark the connection as idle, unless more requests are waiting on it."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
             self.open_connections.set_idle(self, self._address)
 
     def parse(self, data: bytes) -> None:
-        """Parse received bytes; refuse a head that gets too long."""
+        """Parse received bytes; refuse a head that becomes too long."""
         if self._is_refused:
             self._drop(data)
             return
@@ -147,7 +153,7 @@ class HttpProtocol(TurnReader):
             self._wait_for_head()
 
     def _read_leftover(self) -> None:
-        """Read the rest of a body that was answered already, slowly and with a deadline."""
+        """Read the rest of a body that was already answered, slowly and with a deadline."""
         self.slow_down()
         if self._clock is None:
             self._clock = self.loop.call_later(self.leftover_seconds, self.transport.close)
@@ -203,7 +209,7 @@ class HttpProtocol(TurnReader):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, unless its head is too large or too many requests wait."""
+        """Start the request, unless its head is too large or too many requests are waiting."""
         if len(self.url) + self._header_bytes > MAX_HEAD_BYTES:
             self._stop(refusals.too_large())
         if self.url.count(b"&") >= MAX_PARAMETERS:
@@ -250,7 +256,7 @@ class HttpProtocol(TurnReader):
         raise error
 
     def _should_upgrade_to_ws(self) -> bool:
-        """Never switch protocols, whatever WebSocket libraries are installed."""
+        """Never switch protocols, regardless of which WebSocket libraries are installed."""
         return False
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -277,7 +283,7 @@ class HttpProtocol(TurnReader):
         self._refuse(self._refusal or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
-        """Close; send the error first unless it could pass for the response to another request."""
+        """Close; send the error first unless it could be taken for another request's response."""
         self._is_refused = True
         if self.transport.is_closing():
             return
@@ -297,7 +303,7 @@ class HttpProtocol(TurnReader):
         self.flow.resume_reading()
         self.transport.write(self._response_bytes(error))
         self.transport.write_eof()
-        # closing while bytes arrive resets the connection, and the response may get lost
+        # closing while bytes are arriving resets the connection, and the response may be lost
         self._stop_clock()
         self._clock = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
@@ -327,7 +333,7 @@ class HttpProtocol(TurnReader):
 
     def _on_deadline(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._start_clock()  # the delay is our own: an earlier request is still being answered
+            self._start_clock()  # the delay is ours: an earlier request is still being answered
         elif self._in_head:
             self._refuse(refusals.too_slow(self.head_seconds))
         else:

@@ -1,4 +1,4 @@
-"""Fair turns for connections whose requests take long to parse and to start."""
+"""Fair turns for connections whose requests take a long time to parse and to start."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LEFTOVER_PAUSE = 0.05
 class ReadTurns:
     """Bound the time that parsing takes in one pass of the event loop.
 
-    In a pass the loop serves all connections that have received something, however many they are.
-    Once parsing has taken TURN_SECONDS, the rest wait for the next pass, in which their owners
+    In one pass the loop serves every connection that has received something.
+    Once parsing has taken TURN_SECONDS, the others wait for the next pass, in which their owners
     (workspaces, or addresses of unknown callers) take turns.
     """
 
@@ -36,7 +36,7 @@ class ReadTurns:
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections wait."""
+        """Whether connections are waiting."""
         return bool(self._waiting)
 
     @property
@@ -45,7 +45,7 @@ class ReadTurns:
         return not self._waiting and self._spent < TURN_SECONDS
 
     def may_parse(self, data: bytes) -> bool:
-        """Return whether what a connection received may be parsed now."""
+        """Return whether the data that a connection received may be parsed now."""
         if self.has_time:
             return True
         if not is_urgent(data):
@@ -96,7 +96,7 @@ def is_urgent(data: bytes) -> bool:
 
 
 class TurnReader(WriteDeadline):
-    """A connection that parses what it receives in turn with others.
+    """A connection that takes turns with others in parsing what it receives.
 
     Subclasses override ``parse`` and ``owner``, and may ``slow_down``.
     """
@@ -113,7 +113,7 @@ class TurnReader(WriteDeadline):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether other connections wait to be parsed."""
+        """Whether other connections are waiting to be parsed."""
         return self.read_turns.is_busy
 
     def data_received(self, data: bytes) -> None:
@@ -135,14 +135,14 @@ class TurnReader(WriteDeadline):
         super().data_received(data)
 
     def parse_waiting(self) -> None:
-        """Parse the data that waited for its turn, and resume reading."""
+        """Parse the data that was waiting for its turn, and resume reading."""
         data, self._unparsed = self._unparsed, b""
         if not self.transport.is_closing():
             self.parse(data)
             self._resume_reading()
 
     def slow_down(self) -> None:
-        """Pause reading: nobody waits for the rest."""
+        """Pause reading for a moment: nothing is waiting for the rest."""
         self._is_slowed_down = True
         self.transport.pause_reading()
         self.loop.call_later(LEFTOVER_PAUSE, self._speed_up)

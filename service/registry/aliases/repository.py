@@ -1,4 +1,4 @@
-"""SQL on aliases and their history."""
+"""SQL for aliases and their history."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.notifications import announce
 from service.storage.records import Alias, AliasMove
-from service.storage.repository import Repository, now
-from service.storage.tables import alias_moves, aliases
+from service.storage.repository import Repository, json_bytes, now
+from service.storage.tables import alias_moves, aliases, calibrators
 
 MAX_IDS = 500
 
@@ -68,6 +68,9 @@ class Aliases(Repository):
                     rollback=rollback,
                 )
             )
+            size = json_bytes(by, reason)
+            counted = update(calibrators).where(calibrators.c.id == calibrator)
+            self._execute(counted.values(stored_bytes=calibrators.c.stored_bytes + size))
             announce(self.session)
         return moved
 
@@ -84,7 +87,7 @@ class Aliases(Repository):
     def version_before(self, there: Alias, limit: int) -> int | None:
         """Return the version before the last move of an alias that was not rolled back.
 
-        Each rollback cancels the newest earlier move that is not cancelled yet. Only the last
+        Each rollback cancels the newest earlier move that is not cancelled yet. Only the latest
         ``limit`` moves are searched.
         """
         mine = (alias_moves.c.calibrator == there.calibrator) & (alias_moves.c.alias == there.name)
@@ -101,7 +104,7 @@ class Aliases(Repository):
         return self.session.scalar(standing.order_by(walked.c.revision.desc()).limit(1))
 
     def moves(self, calibrator: str, limit: int) -> dict[str, list[AliasMove]]:
-        """Return the last moves of the aliases of a calibrator, newest first, by alias."""
+        """Return the latest moves of a calibrator's aliases, newest first, by alias."""
         chosen = select(alias_moves).where(alias_moves.c.calibrator == calibrator)
         found: dict[str, list[AliasMove]] = {}
         for one in self._all(AliasMove, chosen.order_by(alias_moves.c.id.desc()).limit(limit)):
@@ -113,14 +116,14 @@ class Aliases(Repository):
         return self.counts([calibrator]).get(calibrator, 0)
 
     def counts(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return how many aliases each of these calibrators has, if any."""
+        """Return the number of aliases of each of these calibrators that has any."""
         mine = aliases.c.calibrator.in_(ids)
         chosen = select(aliases.c.calibrator, func.count()).where(mine)
         rows = self.session.execute(chosen.group_by(aliases.c.calibrator))
         return {row[0]: row[1] for row in rows}
 
     def by_calibrator(self, ids: Sequence[str]) -> dict[str, list[Alias]]:
-        """Return the aliases of these calibrators, by name, for each that has any."""
+        """Return the aliases of each of these calibrators that has any, sorted by name."""
         chosen = select(aliases).where(aliases.c.calibrator.in_(ids)).order_by(aliases.c.name)
         found: dict[str, list[Alias]] = {}
         for one in self._all(Alias, chosen):
@@ -128,7 +131,7 @@ class Aliases(Repository):
         return found
 
     def several(self, places: Sequence[tuple[str, str]]) -> list[Alias]:
-        """Return aliases by the ids of their calibrators and their names."""
+        """Return aliases by calibrator id and name."""
         found: list[Alias] = []
         key = tuple_(aliases.c.calibrator, aliases.c.name)
         for start in range(0, len(places), MAX_IDS):

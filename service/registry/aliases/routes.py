@@ -53,9 +53,9 @@ def get_alias(
     dependencies=needs(Scope.PROMOTE),
     responses=openapi.errors(
         {
-            409: "The version was judged worse, could not be judged, takes other input than the "
-            "version the alias points at, or measurably loses accuracy: needs_force",
-            412: "The alias has moved since: alias_has_moved",
+            409: "The version was judged worse, could not be judged, takes different input from "
+            "the version that the alias points at, or measurably loses accuracy: needs_force",
+            412: "The alias has moved in the meantime: alias_has_moved",
         }
     ),
 )
@@ -78,6 +78,7 @@ def move_alias(
     moved = promote(
         joined.database,
         joined.blobs,
+        joined.quota,
         caller,
         name,
         alias,
@@ -119,7 +120,7 @@ def roll_back_alias(
     body: RollbackIn | None = None,
     if_match: IfMatch = None,
 ) -> AliasOut:
-    """Undo the last move; repeated, the one before that. 409 if there is no earlier version."""
+    """Undo the last move; repeat to undo the one before. 409 if there is no earlier version."""
     with joined.database.write() as store:
         moved = aliases.roll_back(
             store,
@@ -135,7 +136,7 @@ def roll_back_alias(
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """Return the revision that the caller expects; 0 for no alias yet, None for any."""
+    """Return the revision that the caller expects: 0 for no alias yet, None for any."""
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
             raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")

@@ -38,7 +38,7 @@ class AliasOut(Body):
 
 
 class MoveOut(Body):
-    """A move of an alias: by whom, when, from, to and why."""
+    """A move of an alias: who, when, from which version to which, and why."""
 
     revision: int = Field(examples=[2])
     from_version: int | None = Field(examples=[2])

@@ -22,7 +22,7 @@ LONGEST_REASON = 1000
 
 
 class AccuracyChange(NamedTuple):
-    """The change of accuracy from the version ``against``, on rows that both were judged on."""
+    """The change in accuracy from the version ``against``, on rows that both were judged on."""
 
     against: int
     change: Interval
@@ -65,9 +65,9 @@ def move(
     """Point an alias at a version.
 
     ``expected`` is the revision that the caller saw last: 0 for "no alias yet", None for any.
-    A version that was judged worse, could not be judged, takes other input than the one that the
-    alias points at, or measurably loses accuracy needs ``force`` and a reason; ``change`` is
-    that of the accuracy on rows that both were judged on.
+    A version that was judged worse, could not be judged, takes different input from the one that
+    the alias points at, or measurably loses accuracy needs ``force`` and a reason; ``change`` is
+    the change in accuracy on rows that both were judged on.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
@@ -146,12 +146,12 @@ def objection(
     found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(
-            f"takes {_input(version)}, but callers of {alias!r} now send {_input(before)}, as "
-            f"version {before.number} takes them"
+            f"takes {_input(version)}, but callers of {alias!r} now send {_input(before)}, "
+            f"which version {before.number} takes"
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
-            f"takes no segments, which callers of {alias!r} may send, as version "
+            f"takes no segments, which callers of {alias!r} may be sending, because version "
             f"{before.number} takes them"
         )
     if version.verdict is None:
@@ -163,12 +163,12 @@ def objection(
 
 
 def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[str]:
-    """Yield measurable losses of accuracy, against the model itself and the version before."""
+    """Yield measurable losses of accuracy, relative to the model and to the previous version."""
     own = None if report is None else report.change.get("accuracy")
     if report is not None and own is not None and "accuracy" in report.lost:
         after = report.metrics["accuracy"] or 0.0
         figures = f"{100 * (after - own.value):.1f} % to {100 * after:.1f} %"
-        yield f"takes the model's accuracy from {figures} ({_points(own)})"
+        yield f"lowers the model's accuracy from {figures} ({_points(own)})"
     if change is not None and change.change.high < 0:
         yield (
             f"is less accurate than version {change.against} on rows that both were judged on "
@@ -192,7 +192,7 @@ def check_reason(reason: str) -> str:
         raise Invalid(
             "bad_reason",
             f"a reason must have at most {LONGEST_REASON} characters, and no control characters "
-            f"but newlines and tabs, got {len(reason)} characters",
+            f"other than newlines and tabs, got {len(reason)} characters",
         )
     return reason
 
@@ -203,8 +203,8 @@ def _check_count(store: Store, version: Version, name: str) -> None:
     if store.aliases.count(version.calibrator) >= MAX_ALIASES:
         raise Conflict(
             "too_many_aliases",
-            f"{name} has {MAX_ALIASES} aliases, which is the limit: move one of them, or name a "
-            "version by its number",
+            f"{name} has {MAX_ALIASES} aliases, which is the limit: move one of them, or refer to "
+            "the version by its number",
             limit=MAX_ALIASES,
         )
 
@@ -212,7 +212,7 @@ def _check_count(store: Store, version: Version, name: str) -> None:
 def _check_expected(there: Alias | None, expected: int | None, alias: str) -> None:
     revision = 0 if there is None else there.revision
     if expected is not None and expected != revision:
-        now = "there is no such alias" if there is None else f"it is at version {there.version}"
+        now = "there is no such alias" if there is None else f"it points at version {there.version}"
         raise Stale(
             "alias_has_moved", f"{alias!r} has changed since you read it: {now}", revision=revision
         )
@@ -240,5 +240,5 @@ def _move(
         rollback=rollback,
     )
     if moved is None:
-        raise Stale("alias_has_moved", f"{alias!r} was moved by someone else at the same time")
+        raise Stale("alias_has_moved", f"{alias!r} was moved by another caller at the same time")
     return moved

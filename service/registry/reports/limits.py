@@ -1,4 +1,4 @@
-"""Size limits for reports that were made elsewhere, as they are stored and rendered."""
+"""Size limits for reports made elsewhere, which the service stores and renders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LONGEST_TEXT = 2000
 
 
 def check_limits(report: dict[str, Any]) -> None:
-    """Raise Invalid if a report is larger, or a part of it longer, than any of our own.
+    """Raise Invalid if a report or a part of it is larger than any that we produce.
 
-    ``report`` is plain JSON. ``fit``, which says how the map was made, is free-form and has its
+    ``report`` is plain JSON. ``fit``, which says how the map was fitted, is free-form and has its
     own limit.
     """
     _check_parts("", {name: part for name, part in report.items() if name != "fit"})
@@ -60,4 +60,4 @@ def _check_parts(path: str, value: Any) -> None:
 
 
 def _too_long(what: str, most: int) -> Invalid:
-    return Invalid("bad_report", f"the report is too large: {what}, the limit is {most}")
+    return Invalid("bad_report", f"the report is too large: {what}, but the limit is {most}")

@@ -1,4 +1,4 @@
-"""Render reports as HTML, SVG and PNG in other processes, and cache them on disk."""
+"""Render reports as HTML, SVG and PNG in separate processes, and cache them on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Drawing(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """The name of its file, which differs between releases."""
+        """The name of the cached file, which differs between releases."""
         return f"{self.version}-{metadata.version('calibrd')}.{self.format}"
 
 
@@ -61,7 +61,7 @@ class Renderer:
     async def render(
         self, drawing: Drawing, load: Callable[[], dict[str, Any]], title: str
     ) -> bytes:
-        """Return a rendering, from the cache if it is there; ``load`` reads the report."""
+        """Return a rendering, from the cache if possible; ``load`` reads the report."""
         cached = await self._files.run(drawing.workspace, self._cached, drawing)
         if cached is not None:
             return cached
@@ -75,7 +75,7 @@ class Renderer:
         return await asyncio.shield(task)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._executor.close()
         self._files.close()
         for process in self._processes:

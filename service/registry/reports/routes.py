@@ -54,7 +54,7 @@ async def report_html(
     number: openapi.Number,
     if_none_match: openapi.IfNoneMatch = None,
 ) -> Response:
-    """Return the report for people, with charts and tables."""
+    """Return the report as a web page, with charts and tables."""
     return await _drawn(joined, caller, name, number, if_none_match, "html")
 
 

@@ -1,4 +1,4 @@
-"""Tasks of the task process: ``python -m service.registry.reports.tasks``."""
+"""Tasks that the task process runs: ``python -m service.registry.reports.tasks``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _answer(request: dict[str, Any]) -> bytes:
     except MemoryError:
         code, message = (
             OUT_OF_MEMORY,
-            "the task needs more memory than it may use: choose fewer rows",
+            "the task needs more memory than is allowed: choose fewer rows",
         )
     except (ServiceError, CalibrationError) as error:
         code, message = error.code, str(error)
@@ -128,7 +128,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C and ends us
     os.nice(NICENESS)
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keep what libraries print out of the response
+    os.dup2(2, 1)  # keep the output of libraries out of the response
     while True:
         try:
             request = json.loads(read_message(source))

@@ -1,6 +1,6 @@
-"""Bodies of the Open Inference Protocol to arrays and back.
+"""Conversion of Open Inference Protocol bodies to arrays and back.
 
-A body is JSON alone, or JSON followed by raw little-endian tensors; then the header
+A body is JSON alone, or JSON followed by raw little-endian tensors; in that case the header
 ``Inference-Header-Content-Length`` is the length of the JSON. No numbers are allocated before the
 shape, multiplied in Python integers, is known to match the bytes received.
 """
@@ -32,7 +32,7 @@ OUTPUT = "probabilities"
 
 @dataclass(frozen=True)
 class InferLimits:
-    """The maximum bytes of a request (as sent, unpacked, and answered), and of its JSON."""
+    """The maximum bytes of a request (as sent and unpacked), its response, and its JSON."""
 
     body: int
     json: int
@@ -40,7 +40,7 @@ class InferLimits:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Values (n, columns), their segments and model, and format and size of the response."""
+    """Values (n, columns), their segments and model, and the format and size of the response."""
 
     id: str | None
     values: NDArray[Any]
@@ -68,24 +68,24 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
             "body_too_large", f"the body unpacks to more than {limit} bytes: send fewer rows"
         )
     if not unpacker.eof or unpacker.unused_data:
-        raise Malformed("bad_encoding", f"the body is not one whole {encoding} stream")
+        raise Malformed("bad_encoding", f"the body is not exactly one complete {encoding} stream")
     return unpacked
 
 
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Read an infer request for a map; ``header_length`` is that of its JSON, None if alone."""
+    """Read an infer request; ``header_length`` is the length of its JSON, None for JSON alone."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
             "bad_tensor_length",
-            f"{LENGTH_HEADER} says {length} bytes, the body has {len(body)}",
+            f"{LENGTH_HEADER} is {length} bytes, but the body has {len(body)}",
         )
     if length > limits.json:
         raise TooLarge(
             "body_too_large",
-            f"the JSON has {length} bytes, at most {limits.json} are allowed: send binary tensors",
+            f"the JSON has {length} bytes, at most {limits.json} are allowed: use binary tensors",
         )
     with parsing_turn(length):
         document = _parse(memoryview(body)[:length])
@@ -125,7 +125,7 @@ def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[by
     if request.binary:
         output["parameters"] = {"binary_data_size": array.nbytes}
     parameters = {"calibrator_version": served.number, "sha256": served.sha256}
-    if found.warnings:  # clients of the protocol do not show headers
+    if found.warnings:  # the protocol's clients do not show headers
         parameters["warning"] = "\n".join(found.warnings)
     document = {
         "model_name": served.calibrator,
@@ -150,7 +150,7 @@ def _parse(text: memoryview) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise Malformed(
             "malformed_json",
-            f"the request's JSON cannot be read, {error.msg} at character {error.pos} (NaN and "
+            f"the request's JSON cannot be read: {error.msg} at character {error.pos} (NaN and "
             "Infinity are not JSON: send -inf in a binary tensor)",
         ) from error
     if type(document) is not dict:
@@ -177,7 +177,7 @@ def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
     if len(outputs) > 1 or any(type(one) is not dict for one in outputs):
         raise Malformed(
             "wrong_outputs",
-            f"outputs must be a list of one object that names {OUTPUT!r}, "
+            f"outputs must be a list of one object with the name {OUTPUT!r}, "
             f"got {len(outputs)} entries",
         )
     for output in outputs:

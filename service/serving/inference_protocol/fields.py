@@ -11,7 +11,7 @@ NOUNS = {
     dict: "an object",
     list: "a list",
     str: "a string",
-    int: "a whole number",
+    int: "an integer",
     bool: "true or false",
 }
 
@@ -35,12 +35,12 @@ def required(owner: dict[str, Any], path: str, kind: type[Value]) -> Value:
 
 
 def parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the parameters of a tensor or request; the protocol allows unknown ones."""
+    """Return the parameters of a tensor or request; the protocol allows unknown parameters."""
     found = optional(owner, path, dict) or {}
     for name in ("shared_memory_region", "classification"):
         if name in found:
             raise Malformed(
-                "not_offered", f"{path}.{name} belongs to an extension that is not offered"
+                "not_offered", f"{path}.{name} belongs to an extension that is not supported"
             )
     return found
 

@@ -1,4 +1,4 @@
-"""The inputs of a request: the values and, for a map that has segments, the segment of each row."""
+"""The inputs of a request: the values and, for a map with segments, the segment of each row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBER_BYTES = 8  # per number in a list
 
 
 class Inputs(NamedTuple):
-    """Values (n, columns), and the segment of each row (n,) if they were sent."""
+    """Values (n, columns), and the segment of each row (n,) if segments were sent."""
 
     values: NDArray[Any]
     segments: NDArray[Any] | Segments | None
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 class InputTensor:
     """An input: its path in the JSON, its JSON object, and its bytes after the JSON.
 
-    ``size`` is the stated number of these bytes, None if its values are in the JSON.
+    ``size`` is the stated number of these bytes, None if the values are in the JSON.
     """
 
     path: str
@@ -50,7 +50,7 @@ class InputTensor:
     raw: memoryview
 
     def datatype(self, known: Iterable[str]) -> str:
-        """Return its datatype, one of ``known``."""
+        """Return the datatype, which must be one of ``known``."""
         found = fields.required(self.sent, f"{self.path}.datatype", str)
         if found not in known:
             raise Malformed(
@@ -61,7 +61,7 @@ class InputTensor:
         return found
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """Return its shape, which must have one of these numbers of dimensions, none empty."""
+        """Return the shape, with one of the allowed numbers of ``dimensions``, none empty."""
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
@@ -71,14 +71,14 @@ class InputTensor:
         return tuple(found)
 
     def data(self, shape: tuple[int, ...]) -> list[Any]:
-        """Return its values in the JSON, flat; they may be sent as one list per row."""
+        """Return the values in the JSON, flattened; they may be sent as one list per row."""
         data = fields.required(self.sent, f"{self.path}.data", list)
         if data and type(data[0]) is list:
             columns = shape[-1] if len(shape) > 1 else 1
             if any(type(row) is not list or len(row) != columns for row in data):
                 raise Malformed(
                     "bad_tensor_length",
-                    f"every row of {self.path}.data must be a list of {columns}",
+                    f"every row of {self.path}.data must be a list of {columns} values",
                 )
             data = list(chain.from_iterable(data))
         if len(data) != math.prod(shape):
@@ -90,7 +90,7 @@ class InputTensor:
         return data
 
     def numbers(self, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return its numbers, flat."""
+        """Return the numbers, flattened."""
         if self.size is None:
             with parsing_turn(NUMBER_BYTES * math.prod(shape)):
                 return from_json(self.data(shape), datatype, f"{self.path}.data")
@@ -105,7 +105,7 @@ class InputTensor:
         return from_bytes(self.raw, datatype)
 
     def names(self, shape: tuple[int, ...]) -> Iterator[list[str]]:
-        """Return its texts, flat, in blocks."""
+        """Return the strings, flattened, in blocks."""
         if self.size is None:
             return names_from_json(self.data(shape), f"{self.path}.data")
         return names_from_bytes(self.raw, math.prod(shape), self.path)
@@ -119,7 +119,7 @@ def read_inputs(
 ) -> Inputs:
     """Read the inputs for a map; ``tail`` are the bytes after the JSON.
 
-    ``check`` may refuse the values before the names of segments are read, which takes longer.
+    ``check`` may refuse the values before the segment names are read, which takes longer.
     """
     found = _tensors(document, tail, served)
     tensor = found[served.map.kind]
@@ -133,7 +133,7 @@ def read_inputs(
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
-    """Return the inputs by name; the bytes after the JSON belong to them in their order."""
+    """Return the inputs by name; the bytes after the JSON belong to them in order."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
     if not inputs or any(type(one) is not dict for one in inputs):
@@ -148,7 +148,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
             raise Malformed(
                 "unknown_input",
                 f"calibrator {served.calibrator!r} version {served.number} takes one input named "
-                f"{kind!r} and, where rows have segments, one named {SEGMENTS!r}; {path} is named "
+                f"{kind!r} and, if rows have segments, one named {SEGMENTS!r}; {path} is named "
                 f"{reprlib.repr(name)}",
             )
         size = _size(sent, path, len(tail))
@@ -157,26 +157,26 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
     if tail:
         raise Malformed(
             "bad_tensor_length",
-            f"{len(tail)} bytes follow the JSON that are in no input's binary_data_size",
+            f"{len(tail)} bytes after the JSON are not part of any input's binary_data_size",
         )
     if kind not in found:
-        raise Malformed("wrong_inputs", f"inputs must have a tensor named {kind!r}")
+        raise Malformed("wrong_inputs", f"inputs must contain a tensor named {kind!r}")
     return found
 
 
 def _size(sent: dict[str, Any], path: str, left: int) -> int | None:
-    """Return how many of the bytes left belong to an input, None if its values are in the JSON."""
+    """Return the number of bytes that belong to an input, None if its values are in the JSON."""
     parameters = fields.parameters(sent, f"{path}.parameters")
     size = fields.optional(parameters, f"{path}.parameters.binary_data_size", int)
     if size is None:
         return None
     if sent.get("data") is not None:
-        raise Malformed("bad_field", f"{path} has either data or binary_data_size, not both")
+        raise Malformed("bad_field", f"{path} must have either data or binary_data_size, not both")
     if not 0 <= size <= left:
         raise Malformed(
             "bad_tensor_length",
-            f"binary_data_size of {path} must be a number of bytes after the JSON, where "
-            f"{left} are left, got {size}",
+            f"binary_data_size of {path} must be between 0 and {left}, the number of bytes left "
+            f"after the JSON, got {size}",
         )
     return size
 
@@ -195,7 +195,7 @@ def _shape(tensor: InputTensor, served: Served) -> tuple[int, ...]:
 
 
 def _segments(tensor: InputTensor, rows: int) -> NDArray[Any] | Segments:
-    """Return the segment of each row (n,), given as strings or integers."""
+    """Return the segment of each row (n,), sent as strings or integers."""
     datatype = tensor.datatype((TEXT, *WHOLE))
     shape = tensor.shape("[n] or [n, 1]", (1, 2))
     if shape[1:] not in ((), (1,)):

@@ -17,7 +17,7 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 ERRORS = {
     "400": (
-        "The request cannot be read: JSON, field, datatype, name or number of bytes",
+        "The request cannot be read: bad JSON, field, datatype, name or number of bytes",
         "inputs[0].data must hold 6 values for the shape [2, 3], got 3",
     ),
     "401": ("No key, or an invalid one", "send a valid key"),
@@ -38,10 +38,10 @@ ERRORS = {
         "Content-Encoding must be gzip, deflate or absent, got 'br'",
     ),
     "422": (
-        "The values break a rule, or have another number of classes",
+        "The values break a rule, or have the wrong number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
-    "503": ("A part of the service is down", "the database does not respond: try again"),
+    "503": ("A part of the service is unavailable", "the database is not responding: try again"),
 }
 
 
@@ -170,13 +170,13 @@ INFER_DESCRIPTION = (
     "of shape [n, k] (or [n, 1] if k is 2). The output is FP32 for FP32, FP16 and BF16, and FP64 "
     "for FP64 and integers. A tensor may follow the JSON as raw little-endian bytes, with its "
     f"`binary_data_size` and the header `{LENGTH_HEADER}`; request such a response with "
-    "`binary_data_output`, or with `binary_data` of an output. Content-Encoding may be gzip or "
+    "`binary_data_output`, or with `binary_data` in an output. Content-Encoding may be gzip or "
     "deflate.\n\n"
     "A map of the method `segmented` accepts a second input, `segments`, BYTES or integers of "
     "shape [n] or [n, 1]: the segment of each row. Without it, all rows are calibrated by the map "
-    "for all rows; so are rows of unknown segments, which the header Calibrd-Warning and the "
-    "response's parameter `warning` count.\n\n"
-    "The fingerprint of the model whose values are sent may be sent as the header "
+    "for all rows; so are rows of unknown segments, whose number is in the header Calibrd-Warning "
+    "and in the response's parameter `warning`.\n\n"
+    "The fingerprint of the model that produced the values may be sent as the header "
     f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another "
     "model, the response is 409; if the parameter `fingerprint` is `warn`, it has the header "
     "Calibrd-Warning instead."
@@ -234,7 +234,7 @@ def _infer(suffix: str, which: str) -> Plain:
                 "name": MODEL_HEADER,
                 "in": "header",
                 "required": False,
-                "description": "fingerprint of the model whose values are sent, in UTF-8",
+                "description": "fingerprint of the model that produced the values, in UTF-8",
                 "schema": {"type": "string", "minLength": 1},
             },
         ],
@@ -249,7 +249,7 @@ def _infer(suffix: str, which: str) -> Plain:
 
 
 def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) -> Plain:
-    """Return the three paths of a model: its metadata, whether it is ready, and infer."""
+    """Return the three paths of a model: metadata, ready and infer."""
     refusals = ("401", "403", "404", "503")
     ready = _object("name", "ready", name=STRING, ready=BOOLEAN)
     operations = {
@@ -264,7 +264,7 @@ def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) 
             "get": _operation(
                 f"is{suffix}Ready",
                 f"Check whether {which} can be applied",
-                _answers("It can", ready, {"name": NAME, "ready": True}, *refusals),
+                _answers("It can be applied", ready, {"name": NAME, "ready": True}, *refusals),
             )
         },
         f"{prefix}/infer": {"post": _infer(suffix, which)},

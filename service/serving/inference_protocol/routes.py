@@ -61,9 +61,9 @@ def inference_routes(
 ) -> list[Route]:
     """Return all routes of the protocol.
 
-    ``find`` looks a map up in memory; ``load`` is called if it is not there. The caller is expected
-    in ``scope["principal"]``, except for /v2 and /v2/health, which are public; and a body of at
-    most ``limit_bytes``.
+    ``find`` looks up a map in memory; ``load`` is called if it is not there. The routes expect the
+    caller in ``scope["principal"]``, except for /v2 and /v2/health, which are public, and a body of
+    at most ``limit_bytes``.
     """
     limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
     protocol = _Protocol(find, load, server_version, limits, is_ready, large)
@@ -203,7 +203,7 @@ def _header_length(request: Request) -> int | None:
     if text is None:
         return None
     if not WHOLE_NUMBER.fullmatch(text):
-        raise Malformed("bad_header", f"{LENGTH_HEADER} must be a whole number of bytes")
+        raise Malformed("bad_header", f"{LENGTH_HEADER} must be a non-negative integer")
     return int(text)
 
 

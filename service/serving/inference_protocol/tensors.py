@@ -16,17 +16,17 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     "FP16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # numpy has no such type: read as bits, see from_bytes
+    "BF16": np.dtype("<u2"),  # numpy has no such type: read as bits; see from_bytes
     **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
 }
 WHOLE = tuple(name for name in DATATYPES if "INT" in name)
 TEXT = "BYTES"
-LENGTH_BYTES = 4  # before each text of a binary tensor
+LENGTH_BYTES = 4  # before each string in a binary tensor
 
 
 def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
-    """Read little-endian values, flat; BF16 becomes float32."""
+    """Read little-endian values, flattened; BF16 becomes float32."""
     array = np.frombuffer(data, DATATYPES[datatype])
     if datatype == "BF16":
         return widened_bfloat16(array)
@@ -60,7 +60,7 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[s
     if done != count or end != len(data):
         raise Malformed(
             "bad_tensor_length",
-            f"the bytes of {path} must be {count} texts, each after its length in "
+            f"the bytes of {path} must be {count} strings, each preceded by its length in "
             f"{LENGTH_BYTES} bytes, and nothing else",
         )
     yield names
@@ -70,15 +70,15 @@ def _decoded(raw: bytes, path: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Malformed("bad_values", f"{path} must hold texts in UTF-8") from error
+        raise Malformed("bad_values", f"{path} must hold strings in UTF-8") from error
 
 
 def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
-    """Yield blocks of texts from JSON."""
+    """Yield blocks of strings from JSON."""
     for start in range(0, len(data), BLOCK_NAMES):
         block = data[start : start + BLOCK_NAMES]
         if not {str}.issuperset(map(type, block)):
-            raise Malformed("bad_values", f"{path} of {TEXT} must hold texts only")
+            raise Malformed("bad_values", f"{path} of {TEXT} must hold only strings")
         yield block
 
 
@@ -89,9 +89,9 @@ def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
     dtype = DATATYPES[datatype]
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):
-        noun = "numbers" if dtype.kind == "f" else "whole numbers"
-        raise Malformed("bad_values", f"{path} of {datatype} must hold {noun} only")
-    out_of_range = f"{path} holds numbers beyond the range of {datatype}"
+        noun = "numbers" if dtype.kind == "f" else "integers"
+        raise Malformed("bad_values", f"{path} of {datatype} must hold only {noun}")
+    out_of_range = f"{path} holds numbers outside the range of {datatype}"
     try:
         with np.errstate(over="ignore"):
             array = np.array(data, dtype)

@@ -33,10 +33,10 @@ ERRORS: dict[int | str, str] = {
     "404": "No such calibrator, version or alias",
     "406": "The response is not available in an accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
-    "413": "Too many bytes as sent, unpacked or answered, or too many rows to evaluate",
+    "413": "The body, sent or unpacked, or the response is too large, or too many rows to evaluate",
     "415": "The body's format is not supported",
-    "422": "Values, parameters or names break a rule: NaN, another number of classes, another kind",
-    "503": "A part of the service is down",
+    "422": "Values, parameters or names break a rule: NaN, wrong number of classes, wrong kind",
+    "503": "A part of the service is unavailable",
     "default": "An error",
 }
 
@@ -61,8 +61,8 @@ OPTIONS = [
         "dtype",
         "query",
         {"type": "string", "enum": ["float32", "float64"]},
-        "Type of the probabilities; by default float32 for float32 and float16. With float64 they "
-        "are also computed in it",
+        "Type of the probabilities; by default float32 for float32 and float16 values. With "
+        "float64, they are also computed in float64",
     ),
     _parameter(
         "top",
@@ -74,14 +74,14 @@ OPTIONS = [
         "interval",
         "query",
         {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LEVEL, "example": 0.9},
-        "Also return a credible band of this level for the confidence of each row, if the map "
-        "is of the method additive, which auto fits",
+        "Also return a credible band of this level for the confidence of each row; only for maps "
+        "of the method additive, which auto fits",
     ),
     _parameter(
         "model",
         "query",
         {"type": "string", "minLength": 1},
-        f"Fingerprint of the model whose values are sent; equal to {MODEL_HEADER} if both are sent",
+        f"Fingerprint of the model that produced the values; as {MODEL_HEADER}, if both are sent",
     ),
     _parameter(
         "fingerprint",
@@ -93,7 +93,7 @@ OPTIONS = [
         MODEL_HEADER,
         "header",
         {"type": "string", "minLength": 1},
-        "Fingerprint of the model whose values are sent, in UTF-8",
+        "Fingerprint of the model that produced the values, in UTF-8",
     ),
 ]
 
@@ -115,7 +115,7 @@ DOCUMENT: Plain = {
         },
         "interval": {
             "type": "object",
-            "description": "With interval: bounds of the probability that the top class is right",
+            "description": "With interval: bounds of the probability that the top class is correct",
             "required": ["level", "low", "high"],
             "properties": {"level": {"type": "number"}, "low": ROW, "high": ROW},
         },
@@ -198,17 +198,17 @@ OPENAPI: Plain = {
             "description": (
                 "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
                 "objects name it `logits` or `probabilities`, whichever the map was fitted on, or "
-                "`values` if that need not be checked. A one-dimensional array of k numbers is one "
-                "row. A map of two classes refuses it (`ambiguous_row`): it accepts (n, 2), or "
-                "(n, 1) with the logit or probability of class 1. The response has the request's "
-                "format unless Accept names another.\n\n"
+                "`values` to skip that check. A one-dimensional array of k numbers is one "
+                "row. A map of two classes refuses such an array (`ambiguous_row`): it accepts "
+                "(n, 2), or (n, 1) with the logit or probability of class 1. The response has the "
+                "request's format unless Accept names another.\n\n"
                 "With `labels` (n,) the response is JSON and has an `evaluation`: ECE with its "
-                "noise floor, NLL, Brier score and reliability tables, of at most "
+                "noise floor, NLL, Brier score and reliability tables, for at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
                 "With `segments` (n,), names or integers, a map of the method `segmented` "
                 "calibrates each row for its segment; rows of unknown segments are calibrated by "
                 "the map for all rows, and a Calibrd-Warning counts them. Other maps refuse "
-                "segments (`no_segments`) unless there are labels: then the evaluation also "
+                "segments (`no_segments`) unless there are labels; the evaluation then also "
                 "reports each segment (`by_segment`)."
             ),
             "parameters": OPTIONS,

@@ -25,7 +25,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """The query of a call; ``values`` are those of a GET."""
+    """The query of a call; ``values`` are set for a GET."""
 
     dtype: type[np.floating[Any]] | None = None
     top: int | None = None
@@ -98,7 +98,7 @@ def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
 
 @lru_cache(maxsize=128)
 def answer_format(accept: str, default: Format) -> Format:
-    """Return the format that the Accept header prefers; the default for wildcards.
+    """Return the format that the Accept header prefers, ``default`` for wildcards.
 
     >>> answer_format("application/json;q=0.5, application/x-npy", Format.JSON).value
     'npy'
@@ -115,7 +115,9 @@ def answer_format(accept: str, default: Format) -> Format:
             best, chosen = quality, found
     if chosen is None:
         known = ", ".join(one.media_type for one in Format if one.codec.encode)
-        raise NotAcceptable("not_acceptable", f"responses are {known}; none of them is accepted")
+        raise NotAcceptable(
+            "not_acceptable", f"responses are {known}, but the Accept header allows none of them"
+        )
     return chosen
 
 
@@ -138,7 +140,7 @@ def _choice(name: str, value: str, choices: dict[str, Choice]) -> Choice:
 
 def _count(name: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-        raise Invalid("bad_parameter", f"{name} must be a whole number from 1, got {value[:40]!r}")
+        raise Invalid("bad_parameter", f"{name} must be a positive integer, got {value[:40]!r}")
     return int(value)
 
 
@@ -150,7 +152,7 @@ def _level(name: str, value: str) -> float:
     if not 0 < level <= MAX_LEVEL:
         raise Invalid(
             "bad_parameter",
-            f"{name} must be a number between 0 and 1, at most 1 - 1e-9, got {value[:40]!r}",
+            f"{name} must be greater than 0 and at most 1 - 1e-9, got {value[:40]!r}",
         )
     return level
 
@@ -162,7 +164,8 @@ def _one_row(kind: Kind, value: str) -> Arrays:
             numbers.append(float(text.replace("_", "?")))
         except ValueError as error:
             raise Invalid(
-                "not_a_number", f"{kind} must be numbers: place {place} is {text[:40]!r}"
+                "not_a_number",
+                f"{kind} must contain only numbers: element {place} is {text[:40]!r}",
             ) from error
     return Arrays(np.array([numbers]), declared=kind)
 
@@ -172,6 +175,6 @@ def _unknown(name: str, *, with_values: bool) -> Invalid:
     known += ["logits", "probabilities"] if with_values else []
     return Invalid(
         "unknown_parameter",
-        f"unknown parameter {name[:40]!r}; known are {', '.join(sorted(known))}",
+        f"unknown parameter {name[:40]!r}; supported are {', '.join(sorted(known))}",
         known=sorted(known),
     )

@@ -61,7 +61,7 @@ from service.serving.predict.request import (
 
 PATH = "/v1/calibrators/{name}@{ref}/predict"
 HEAD_BYTES = 64
-# serialised in about a millisecond
+# a block is serialised in about a millisecond
 TOP_ROWS_BLOCK = 1 << 10
 CLASS_BYTES = 8
 TOP_ROW_BYTES = len('{"classes":[],"probabilities":[]},')
@@ -72,8 +72,8 @@ Headers = list[tuple[bytes, bytes]]
 def predict_route(find: Find, load: Load, limits: Limits, large: LargeCalls) -> Route:
     """Return the route that applies maps.
 
-    ``find`` looks a map up in memory; ``load`` is called if it is not there. The caller is expected
-    in ``scope["principal"]``, and a body of at most ``limits.bytes``.
+    ``find`` looks up a map in memory; ``load`` is called if it is not there. The route expects the
+    caller in ``scope["principal"]``, and a body of at most ``limits.bytes``.
     """
     return Route(PATH, Predict(find, load, limits, large), methods=["GET", "POST"], name="predict")
 
@@ -88,7 +88,7 @@ class Predict:
     large: LargeCalls
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Respond with calibrated probabilities; errors are left to the application."""
+        """Respond with calibrated probabilities; the application handles errors."""
         served = await self._served(scope)
         is_post = scope["method"] == "POST"
         query = scope["query_string"]
@@ -169,7 +169,7 @@ class Predict:
         is_long = (
             arrays.labels is not None or arrays.segments is not None or request.interval is not None
         )
-        # Accept may ask for JSON: assuming it is cheaper than parsing the header
+        # Accept may request JSON: assuming so is cheaper than parsing the header
         writes_json = format is Format.JSON or bool(sent.accept) or request.top is not None
         if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=request.top):
             return await self.large.run(
@@ -183,7 +183,7 @@ class Predict:
         """Respond to a GET with a long row."""
         request = read_query(query, with_values=True)
         mismatch = _mismatch(served, request, sent)
-        assert request.values is not None  # noqa: S101 - read_query has raised otherwise
+        assert request.values is not None  # noqa: S101 - read_query raises otherwise
         headers, body = self._response(served, request.values, request, sent, Format.JSON)
         if mismatch is not None:
             headers.append(warning_header(mismatch))
@@ -197,7 +197,7 @@ class Predict:
         sent: SentHeaders,
         format: Format,
     ) -> int:
-        """Return the approximate bytes of the response; raise TooLarge if they are too many."""
+        """Return the approximate bytes of the response; raise TooLarge if there are too many."""
         k = served.map.k
         check_call_cost(served, arrays.values)
         output_format = _output_format(arrays, request, sent, format)
@@ -207,7 +207,7 @@ class Predict:
         advice = "send fewer rows, or accept npy or npz" if is_choice else "send fewer rows"
         size = answer_size(k, arrays, request, output_format)
         check_answer(size, self.limits.of(output_format), advice)
-        if request.top is not None:  # all classes are computed before most are left out
+        if request.top is not None:  # all classes are computed before most are dropped
             check_calculation(
                 answer_size(k, arrays, replace(request, top=None), Format.NPY), self.limits.bytes
             )
@@ -246,7 +246,7 @@ def _mismatch(served: Served, request: PredictRequest, sent: SentHeaders) -> str
 
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
-    """Return whether a body is faster to decode than to hand to another thread."""
+    """Return whether a body is faster to decode than to pass to another thread."""
     is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
     return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 
@@ -266,7 +266,7 @@ async def _whole_body(receive: Receive) -> bytes:
 def answer_size(
     classes: int, arrays: Arrays, request: PredictRequest, output_format: Format
 ) -> int:
-    """Return the approximate bytes of the response, if the values are valid for the map."""
+    """Return the approximate size of the response in bytes, for values that suit the map."""
     values = arrays.values
     # rows of a map of two classes have one number or two
     rows = len(values) if classes == 2 else values.size // classes
@@ -297,7 +297,7 @@ def _output_format(
     if is_several and not output_format.codec.is_named:
         raise NotAcceptable(
             "one_array_only",
-            f"{output_format} holds one array, top and interval need several: accept npz, "
+            f"{output_format} holds one array, but top and interval need several: accept npz, "
             "safetensors or JSON",
         )
     return output_format
@@ -348,7 +348,7 @@ def _headers(served: Served, found: Prediction, format: Format, length: int) -> 
 
 @lru_cache(maxsize=256)
 def _same_headers(calibrator: str, number: int, sha256: str, format: Format) -> Headers:
-    """Return the headers that all responses of a version in one format share."""
+    """Return the headers shared by all responses of a version in one format."""
     return [
         (b"content-type", format.media_type.encode()),
         (b"calibrd-version", f"{calibrator}@{number}".encode()),

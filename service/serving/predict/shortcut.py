@@ -1,4 +1,4 @@
-"""A shortcut for predict calls past the framework's layers and its other routes."""
+"""A shortcut for predict calls that bypasses the framework's layers and other routes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Alembic's environment and the versions of the schema."""
+"""Alembic's environment and the schema versions."""

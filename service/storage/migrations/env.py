@@ -1,4 +1,4 @@
-"""How Alembic reaches our database: with the engine that the caller hands over."""
+"""Alembic's environment: run the migrations on the engine that the caller passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from alembic import context
 
-from service.storage import run_tables  # noqa: F401 - its tables are in the metadata, too
+from service.storage import run_tables  # noqa: F401 - adds its tables to the metadata
 from service.storage.tables import metadata
 
 

@@ -16,7 +16,7 @@ MIN_SCALE = 0.02
 
 @dataclass(frozen=True)
 class Mark:
-    """A point with its interval, in units of the chart; ``y`` is its line."""
+    """A point with its interval, in chart units; ``y`` is its vertical position."""
 
     kind: str
     x: float

@@ -35,7 +35,7 @@ class Form:
         return self._fields.get(name, [])
 
     def number(self, name: str, what: str) -> float | None:
-        """Return the number in a field, None if it is empty."""
+        """Return the number in a field, or None if it is empty."""
         text = self.text(name)
         try:
             return float(text) if text else None
@@ -44,7 +44,7 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """Return the form in a request's body; without a body, an empty one."""
+    """Return the form in a request's body; an empty form if there is no body."""
     body = await request.body()
     if not body:
         return Form({})

@@ -1,8 +1,8 @@
 """The layout of all pages: headers, navigation and error pages.
 
-A page is a module of ``service/web/pages/`` with a ``router`` made by ``pages()``, and templates
-that extend ``layout.html``. Its routes return ``page(...)``, take forms as ``Sent`` and declare
-the scope they need as those of the API do.
+A page is a module in ``service/web/pages/`` with a ``router`` created by ``pages()``, and
+templates that extend ``layout.html``. Its routes return ``page(...)``, take forms as ``Sent`` and
+declare the scope they need, as API routes do.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HEADERS = {
 }
 SHOWN_ERRORS = (ServiceError, CalibrationError, RequestValidationError, *DATABASE_DOWN)
 VERSION = metadata.version("calibrd")
-# the documentation site, which is there if it was built
+# the documentation site, which exists only if it was built
 HELP = "/help/"
 
 
 class NavigationItem(NamedTuple):
-    """A link of the navigation, shown if the key has the scope."""
+    """A link in the navigation, shown if the key has the scope."""
 
     path: str
     label: str

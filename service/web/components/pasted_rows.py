@@ -21,8 +21,8 @@ _EMPTY = re.compile(r"[,;]\s*[,;]|^[,;]")
 def rows_of(text: str, classes: int) -> Array:
     r"""Parse rows (n, k) from JSON, printed numpy arrays, or numbers with separators.
 
-    A line is a row; numbers on several lines are one row if there are as many as classes. A map of
-    two classes also takes rows of one number, as predict does.
+    A line is a row; numbers on several lines are one row if there is one per class. A map of two
+    classes also takes rows of one number, as predict does.
 
     >>> rows_of("1 2 3\n4, 5, 6", 3).tolist()
     [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -39,13 +39,13 @@ def rows_of(text: str, classes: int) -> Array:
         raise TooLarge(
             "too_many_rows",
             f"this page shows at most {MAX_ROWS} rows, got {len(rows)}: "
-            "use predict of the API for more",
+            "use the predict API for more",
         )
     return rows
 
 
 def _json(text: str) -> Array | None:
-    """Parse the rows of a JSON list; return None if it is not one."""
+    """Parse the rows of a JSON list; return None if the text is not one."""
     if not text.startswith("["):
         return None
     try:

@@ -25,9 +25,9 @@ def changes(before: JudgedVersion | None, after: JudgedVersion) -> tuple[Change,
     old, new = None if before is None else before.version, after.version
     found = (
         Change("map", _map(old), _map(new)),
-        Change("takes", _input(old), _input(new), _input_note(old, new)),
+        Change("input", _input(old), _input(new), _input_note(old, new)),
         Change("predicted class", _classes(old), _classes(new), _classes_note(old, new)),
-        Change("fitted for the model", _model(old), _model(new), _model_note(old, new)),
+        Change("model", _model(old), _model(new), _model_note(old, new)),
         Change("verdict", _verdict(old), _verdict(new)),
     )
     return found + _measured(None if before is None else before.report, after.report)
@@ -42,7 +42,7 @@ def _input(version: Version | None) -> str:
 
 
 def _model(version: Version | None) -> str:
-    return MISSING if version is None else version.model or "none named"
+    return MISSING if version is None else version.model or "not specified"
 
 
 def _verdict(version: Version | None) -> str:
@@ -67,7 +67,7 @@ def _keeps_class(version: Version) -> bool:
 def _input_note(old: Version | None, new: Version) -> str:
     if old is None or _input(old) == _input(new):
         return ""
-    return "callers that keep sending the present input will be refused"
+    return "callers that keep sending the current input will be refused"
 
 
 def _classes_note(old: Version | None, new: Version) -> str:
@@ -78,13 +78,13 @@ def _classes_note(old: Version | None, new: Version) -> str:
 def _model_note(old: Version | None, new: Version) -> str:
     if old is None or old.model == new.model:
         return ""
-    return "callers that name another model will be refused (model_mismatch)"
+    return "callers that specify another model will be refused (model_mismatch)"
 
 
 def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
     if new is None:
         return ()
-    rows = "measured on other rows" if old is not None and not _same_rows(old, new) else ""
+    rows = "measured on different rows" if old is not None and not _same_rows(old, new) else ""
     was, will_be = _confidence(old), _confidence(new)
     note = ""
     if was is not None and will_be is not None and percent(was) != percent(will_be) and not rows:
@@ -100,6 +100,6 @@ def _confidence(report: Report | None) -> float | None:
 
 
 def _same_rows(old: Report, new: Report) -> bool:
-    """Return whether both reports are on rows with equal descriptions and metrics before."""
+    """Return whether the rows of both reports have equal descriptions and metrics before."""
     then, now = (one.before and one.before.metrics for one in (old, new))
     return (old.n, old.k, old.judged_on, then) == (new.n, new.k, new.judged_on, now)

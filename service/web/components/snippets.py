@@ -60,7 +60,7 @@ def _row(version: Version) -> list[list[float]]:
 
 
 def _segments(version: Version) -> list[str]:
-    """Return the segment of that row, for a map that has segments."""
+    """Return the segment of the example row, for a map that has segments."""
     found = version.fit_info.get("segments")
     if version.method != "segmented" or not isinstance(found, list):
         return []

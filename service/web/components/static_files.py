@@ -25,7 +25,7 @@ RUN_CHARTS, LIBRARY = "run-charts.json", "vega.js"
 
 @dataclass(frozen=True)
 class Static:
-    """A file of the pages."""
+    """A static file."""
 
     content: bytes
     media_type: str

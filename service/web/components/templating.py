@@ -49,7 +49,7 @@ def words(text: str) -> Markup:
 
 
 def sentence(text: str) -> str:
-    """Capitalize the first letter of a text.
+    """Capitalize the first letter of a string.
 
     >>> sentence("ECE is lower"), sentence("smart is simpler")
     ('ECE is lower', 'Smart is simpler')
@@ -58,7 +58,7 @@ def sentence(text: str) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """Format a share as a percentage.
+    """Format a fraction as a percentage.
 
     >>> percent(0.0123), percent(None)
     ('1.23 %', '–')
@@ -78,7 +78,7 @@ def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """Render a time as how long ago it was; the tooltip shows the time itself."""
+    """Render a time relative to now; the tooltip shows the exact time."""
     if seconds is None:
         return MISSING
     at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)

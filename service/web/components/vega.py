@@ -17,7 +17,7 @@ BUNDLING = (
     "import sys, vl_convert; "
     "sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())"
 )
-# Vega-Lite names an older Vega than the bundled one, which would log warnings in the console
+# Vega-Lite refers to an older Vega than the bundled one, which would log warnings
 NAMED, BUNDLED = b"/schema/vega/v5.json", b"/schema/vega/v6.json"
 NOT_INSTALLED = b"window.calibrdNoCharts = true;\n"
 
@@ -40,7 +40,7 @@ def _is_installed() -> bool:
 
 @cache
 def _bundle() -> Future[bytes]:
-    """Start bundling on a dedicated thread, so that waiting requests hold none."""
+    """Start bundling on a dedicated thread, so that waiting requests occupy no thread."""
     return ThreadPoolExecutor(1, thread_name_prefix="bundle").submit(_bundled)
 
 

@@ -66,7 +66,7 @@ class PromotionPlan:
         return cls(name, alias, there, before, after)
 
     def measured(self, joined: Parts, caller: Principal) -> PromotionPlan:
-        """Return the plan with the change of accuracy from the version before, if known."""
+        """Return the plan with the change in accuracy from the current version, if known."""
         before = None if self.before is None else self.before.version
         found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
         return replace(self, accuracy=found)
@@ -78,7 +78,7 @@ class PromotionPlan:
 
     @property
     def pair(self) -> Pair | None:
-        """Both versions, if there are two."""
+        """Both versions, if they differ."""
         if self.before is None or self.before.version.number == self.chosen.number:
             return None
         return Pair(self.name, self.before.version, self.chosen)
@@ -96,7 +96,7 @@ class PromotionPlan:
 
     @property
     def figures(self) -> list[Figure]:
-        """How the version was judged against the model itself."""
+        """How the version was judged relative to the model itself."""
         report = self.after.report
         return [] if report is None or report.before is None else deciding_figures(report)
 
@@ -162,12 +162,13 @@ def promote_page(
 
 @router.post(f"{CALIBRATOR}/promote", dependencies=needs(Scope.PROMOTE))
 def promote(request: Request, joined: Joined, caller: Caller, name: str, form: Sent) -> Response:
-    """Point the alias at the version, if it is still where the page showed it."""
+    """Point the alias at the version, unless it has moved since the page was shown."""
     with joined.database.read() as store:
-        versions.calibrator_named(store, caller, name)  # 404 before errors of the form
+        versions.calibrator_named(store, caller, name)  # 404 before form errors
     moved = promote_version(
         joined.database,
         joined.blobs,
+        joined.quota,
         caller,
         name,
         form.text("alias"),
@@ -206,9 +207,9 @@ def rollback_page(
 def roll_back(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str, form: Sent
 ) -> Response:
-    """Undo the last move, if the alias is still where the page showed it."""
+    """Undo the last move, unless the alias has moved since the page was shown."""
     with joined.database.write() as store:
-        aliases.find(store, caller, name, alias)  # 404 before errors of the form
+        aliases.find(store, caller, name, alias)  # 404 before form errors
         moved = aliases.roll_back(
             store,
             caller,
@@ -236,5 +237,5 @@ def _rollback(store: Store, caller: Principal, name: str, alias: str) -> Promoti
 def _whole(form: Form, name: str) -> int:
     found = form.text(name)
     if not (found.isascii() and found.isdigit() and len(found) < 10):
-        raise Invalid("invalid_request", f"{name} must be a whole number")
+        raise Invalid("invalid_request", f"{name} must be a non-negative integer")
     return int(found)

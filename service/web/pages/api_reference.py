@@ -21,7 +21,7 @@ async def reference_page(request: Request) -> Response:
 
 @router.api_route("/openapi.json", methods=["GET", "HEAD"])
 async def openapi(request: Request) -> Response:
-    """Return the OpenAPI document, built once and off the event loop, as it takes a while."""
+    """Return the OpenAPI document, built once and off the event loop because it takes a while."""
     state = request.app.state
     made = getattr(state, "document", None)
     if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):

@@ -32,7 +32,7 @@ class AliasRow(NamedTuple):
 
     @classmethod
     def of(cls, alias: Alias, newest_first: list[AliasMove]) -> AliasRow:
-        """Make the row of an alias from its last moves; old ones may be missing."""
+        """Build the row of an alias from its latest moves; older moves may be left out."""
         move = newest_first[0] if newest_first else None
         return cls(alias, move, can_roll_back(newest_first))
 
@@ -68,7 +68,7 @@ def calibrator_page(
 
 
 def _called(aliases: list[Alias], last_version: int) -> tuple[str, int] | None:
-    """Return the reference for the snippets and its version; None without versions."""
+    """Return the reference for the snippets and its version; None if there are no versions."""
     for one in aliases:
         if one.name == PRODUCTION:
             return PRODUCTION, one.version
@@ -84,7 +84,7 @@ def _pointing(aliases: list[Alias]) -> dict[int, list[str]]:
 
 
 def _compared(lines: list[VersionLine], aliases: list[Alias]) -> tuple[int | None, int | None]:
-    """Return the default versions to compare: production, and the newest other."""
+    """Return the default versions to compare: production, and the newest other version."""
     numbers = [one.number for one in lines]
     in_production = [one.version for one in aliases if one.name == PRODUCTION]
     others = [one for one in numbers if one not in in_production]

@@ -32,8 +32,8 @@ DATASETS = 50
 
 SUMMARIES = {
     Verdict.IMPROVED: "Version {second} is measurably better calibrated than {first}.",
-    Verdict.TRADE_OFF: "Version {second} is better calibrated than {first}, at a price.",
-    Verdict.NO_MEASURABLE_CHANGE: "Neither is measurably better.",
+    Verdict.TRADE_OFF: "Version {second} is better calibrated than {first}, at a cost.",
+    Verdict.NO_MEASURABLE_CHANGE: "Neither version is measurably better.",
     Verdict.WORSE: "Version {second} is measurably worse than {first}.",
     Verdict.INSUFFICIENT_DATA: "Too few rows to tell.",
 }
@@ -43,14 +43,14 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class Measured:
-    """The state of a comparison: its result, why it failed, or neither while it runs."""
+    """The state of a comparison: its result, why it failed, or neither while it is running."""
 
     comparison: Comparison | None = None
     error: str = ""
 
     @classmethod
     def of(cls, future: Future[Comparison]) -> Measured:
-        """Return the present state of a comparison."""
+        """Return the current state of a comparison."""
         if not future.done() or future.cancelled():
             return cls()
         error = future.exception()
@@ -59,7 +59,7 @@ class Measured:
         if isinstance(error, ServiceError):
             return cls(error=error.message)
         _log.error("comparison_failed", exc_info=error)
-        return cls(error="the comparison failed because of a fault in the service; see its log")
+        return cls(error="the comparison failed because of a bug in the service: see its log")
 
     @property
     def figures(self) -> list[Figure]:
@@ -68,7 +68,7 @@ class Measured:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the comparison still runs."""
+        """Whether the comparison is still running."""
         return self.comparison is None and not self.error
 
 
@@ -82,7 +82,7 @@ def compare_page(
     b: Number = None,
     dataset: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """Show version ``a`` beside version ``b``; on a dataset if the caller may fit."""
+    """Compare version ``a`` with version ``b``; on a dataset if the caller may fit."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         first, second = (
@@ -112,7 +112,7 @@ def compare_page(
 def _chosen(
     store: Store, calibrator: CalibratorRow, a: int | None, b: int | None
 ) -> tuple[int, int]:
-    """Return the requested numbers; by default the newest, and production or a neighbour."""
+    """Return the requested numbers; by default production or a neighbour, and the newest."""
     production = store.aliases.get(calibrator.id, PRODUCTION)
     second = b or calibrator.last_version
     likely = [production.version if production else 0, second - 1, second + 1]
@@ -128,7 +128,7 @@ def _chosen(
 def _datasets(
     store: Store, caller: Principal, pair: Pair, id: str
 ) -> tuple[list[Dataset], Dataset | None]:
-    """Return the datasets to choose from, and the one to measure on, None for judged rows."""
+    """Return the datasets to choose from, and the one to measure on, or None for judged rows."""
     if id:
         data: Dataset | None = chosen_dataset(store, caller, pair, id)
     elif not caller.may(Scope.FIT):

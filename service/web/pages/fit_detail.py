@@ -47,7 +47,7 @@ def _advice(code: str) -> str:
 
 
 def result_path(fit: Fit) -> str:
-    """Return the path of the result; empty without one, or if the fit has a recommendation."""
+    """Return the path of the result; empty if there is none, or if the fit has a recommendation."""
     if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"

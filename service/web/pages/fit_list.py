@@ -31,7 +31,7 @@ class FitRow:
 
     @classmethod
     def of(cls, fit: Fit) -> FitRow:
-        """Make the row of a fit."""
+        """Build the row of a fit."""
         methods = ", ".join(one["method"] for one in fit.order["methods"])
         return cls(fit, methods, _share(fit), _doing(fit))
 
@@ -42,7 +42,7 @@ class FitRow:
 
     @property
     def seconds(self) -> float | None:
-        """How long the fit took."""
+        """The duration of the fit."""
         if self.fit.started_at is None or self.fit.finished_at is None:
             return None
         return self.fit.finished_at - self.fit.started_at

@@ -1,4 +1,4 @@
-"""The documentation site that ``make docs`` builds, where it is there."""
+"""The documentation site that ``make docs`` builds, if it exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.web.components.static_files import Static
 router = pages()
 
 INDEX = "index.html"
-# the theme writes three small scripts into each page: its policy names their hashes
+# the theme writes three small scripts into each page: its policy lists their hashes
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.S)
 POLICY = (
     "default-src 'none'; script-src 'self'{hashes}; style-src 'self'; connect-src 'self'; "
@@ -57,7 +57,7 @@ def _read(folder: Path, file: str) -> Static:
         is_there = False
     if not is_there:
         raise NotFound(
-            "no_such_page", "there is no such page of the documentation: `make docs` builds it"
+            "no_such_page", "there is no such documentation page: `make docs` builds the site"
         )
     return _kept(path, path.stat().st_mtime_ns)
 

@@ -38,7 +38,7 @@ MEANINGS = {
     Scope.PREDICT: "apply maps over HTTP",
     Scope.FIT: "upload datasets, start and cancel fits, register versions, write training runs",
     Scope.PROMOTE: "move aliases, edit tags and descriptions",
-    Scope.ADMIN: "all of these, and keys and metrics",
+    Scope.ADMIN: "all of the above, manage keys and read metrics",
 }
 
 
@@ -53,7 +53,7 @@ class Listed:
 
     @classmethod
     def of(cls, key: Key, caller: Principal) -> Listed:
-        """Make the row of a key, with its present state."""
+        """Build the row of a key, with its current state."""
         works = is_valid(key, time.time())
         ended = "revoked" if key.revoked_at is not None else "expired"
         return cls(key, "valid" if works else ended, works, actor_of(key) == caller.actor)
@@ -96,7 +96,7 @@ def revoke_key(request: Request, joined: Joined, caller: Caller, id: str) -> Res
 
 @router.post("/keys/{id}/rotate", dependencies=needs(Scope.ADMIN))
 def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
-    """Create a key like an old one, which stays valid for some hours."""
+    """Create a copy of a key; the old key stays valid for some hours."""
     hours = form.number("grace_hours", "hours")
     with joined.database.write() as store:
         _check_first(store, caller, form)
@@ -113,7 +113,7 @@ def _check_first(store: Store, caller: Principal, form: Form) -> None:
     if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):
         raise Conflict(
             "sent_before",
-            "this form was sent before, and its key was shown then: if you lost it, "
+            "this form was already sent, and its key was shown then: if you lost it, "
             "revoke it and create another",
         )
 

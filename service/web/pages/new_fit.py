@@ -27,7 +27,7 @@ from service.web.components.layout import page, pages
 router = pages()
 
 CALIBRATORS = 200
-# in patterns of browsers, a hyphen in brackets must be escaped
+# in browser patterns, a hyphen in brackets must be escaped
 PATTERN = r"[a-z0-9][a-z0-9._\-]{0,63}"
 FILES = [one for one in all_codecs().values() if one.is_file]
 ENDINGS = [f".{one.format}" for one in FILES]

@@ -1,7 +1,7 @@
 """The pages of training runs, drawn by a script with data from the API.
 
 The charts are those of ``calibrators.charts``, drawn in the browser by the libraries that
-vl-convert carries.
+vl-convert bundles.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def runs_page(request: Request) -> Response:
 
 @router.api_route("/runs/{name}", methods=["GET", "HEAD"])
 def run_page(request: Request, name: str) -> Response:
-    """Show the page of a run; its script reports if there is none of this name."""
+    """Show the page of a run; its script reports if there is no such run."""
     return page(request, "run.html", {"name": name})

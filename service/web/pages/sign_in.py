@@ -41,7 +41,7 @@ def sign_in_page(
 
 @router.post(SIGN_IN)
 def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
-    """Start a session for the key in the form, and redirect to the page requested before."""
+    """Start a session for the key in the form, and redirect to the page that was requested."""
     check_origin(request.scope)
     next = local(form.text("next"))
     token = form.text("key")

@@ -128,7 +128,7 @@ def _results(served: Served, form: Form) -> dict[str, Any]:
 
 
 def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tuple[str, ...]]:
-    """Return the rows of a text before and after calibration, and warnings."""
+    """Return the rows in ``text`` before and after calibration, and warnings."""
     fitted = served.map
     arrays = Arrays(rows_of(text, fitted.k), declared=fitted.kind)
     before = predict(
@@ -159,7 +159,7 @@ def _tried(before: Array, after: Array) -> Tried:
 
 
 def _segments(served: Served | None) -> tuple[str, ...]:
-    """Return the segments that a map knows."""
+    """Return the segments that a map was fitted on."""
     if served is None or not isinstance(served.map, SegmentedMap):
         return ()
     return served.map.segments

@@ -95,14 +95,14 @@ def version_page(
 def annotate_version(
     request: Request, joined: Joined, caller: Caller, name: str, number: int, form: Sent
 ) -> Response:
-    """Change tags and description; nothing else of a version ever changes."""
+    """Change tags and description; the other fields of a version never change."""
     tags = read_tags(form.text("tags"))
     description = form.text("description")
     with joined.database.write() as store:
         there = versions.find(store, caller, name, number)
         if form.text("seen") != notes_digest(there):
             raise Stale(
-                "notes_have_changed", "somebody has changed these notes since you opened the page"
+                "notes_have_changed", "someone has changed these notes since you opened the page"
             )
         versions.annotate(store, caller, name, number, tags=tags, description=description)
     return lead_to(request, f"/calibrators/{name}/versions/{number}")

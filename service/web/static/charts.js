@@ -1,4 +1,4 @@
-// Draws every element with data-chart, which holds a Vega-Lite specification, also those that live.js adds later.
+// Draws every element with data-chart, which holds a Vega-Lite specification, including those that live.js adds later.
 
 import { draw, chartError } from "./drawing.js";
 

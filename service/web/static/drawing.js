@@ -1,4 +1,4 @@
-// Draws charts with Vega, and says why they cannot be drawn.
+// Draws charts with Vega, and reports why they cannot be drawn.
 
 // ast: interpret expressions, because the content security policy forbids compiling them
 const OPTIONS = {

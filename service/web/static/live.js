@@ -26,7 +26,7 @@ function replace(part, fresh) {
 async function refresh() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
   if (answer.redirected) return location.reload();  // the session has ended
-  if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
+  if (!answer.ok) throw new Error(`the service responded with status ${answer.status}`);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-live]")) {
     const fresh = page.getElementById(part.id);

@@ -40,13 +40,13 @@ async function chosen(id) {
   }
   const type = form.dataset[`type${ending(files[0])[0]?.toUpperCase()}${ending(files[0]).slice(1)}`];
   if (!type) {
-    throw new InputError(`${names} has an unsupported format`, `Supported are .npy, ${form.dataset.endings}.`,
+    throw new InputError(`${names} has an unsupported format`, `Supported formats: .npy, ${form.dataset.endings}.`,
       "Save it with np.savez('data.npz', logits=logits, labels=labels), for example.");
   }
   const isText = form.dataset.textTypes.split(" ").includes(type);
   const limit = Number(isText ? form.dataset.textLimit : form.dataset.limit);
   if (files[0].size > limit) {
-    throw new InputError(`${names} is too large`, `It has ${size(files[0].size)}; the limit is ${size(limit)}.`,
+    throw new InputError(`${names} is too large`, `Its size is ${size(files[0].size)}; the limit is ${size(limit)}.`,
       isText ? "Save it as .npz, which is far smaller." : "Send fewer rows, or float16.");
   }
   const hasKind = type !== "text/csv" || (await csvHasKind(files[0]));
@@ -55,13 +55,13 @@ async function chosen(id) {
 
 async function pair(files, names) {
   if (files.length !== 2) {
-    throw new InputError(files.length === 1 ? `${names} is only one array` : "These are more than two arrays",
+    throw new InputError(files.length === 1 ? `${names} is only one array` : "More than two arrays are chosen",
       "A fit needs logits and labels.", "Choose logits.npy and labels.npy together.");
   }
   const [labels, values] = labelsFirst(await Promise.all(files.map(readHeader)));
   const total = labels.size + values.size;
   if (total > Number(form.dataset.limit)) {
-    throw new InputError(`${names} are too large`, `They have ${size(total)}; the limit is ${size(Number(form.dataset.limit))}.`);
+    throw new InputError(`${names} are too large`, `Their size is ${size(total)}; the limit is ${size(Number(form.dataset.limit))}.`);
   }
   const named = /prob/i.test(values.file.name) ? "probabilities" : /logit/i.test(values.file.name) ? "logits" : null;
   const type = form.dataset.typeSafetensors;
@@ -140,7 +140,7 @@ function paramsOf(method) {
 async function submit() {
   const chosenMethods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => one.value);
   const methods = chosenMethods.map((method) => ({ method, ...paramsOf(method) }));
-  if (!methods.length) throw new InputError("No method is chosen", "A fit needs at least one.");
+  if (!methods.length) throw new InputError("No method is chosen", "A fit needs at least one method.");
   const [data, evaluation] = await Promise.all(FILE_FIELDS.map(chosen));
   if (data === null) throw new InputError("No file is chosen", "A fit needs logits and labels.");
   [data, evaluation].filter(Boolean).forEach(kindOf); // raises before anything is sent
@@ -176,7 +176,7 @@ function busy(is) {
   part("sent").textContent = "";
 }
 
-// An error for people: which file, what rule, how many rows, what to do.
+// A human-readable error: which file, what rule, how many rows, what to do.
 function describe(error) {
   if (error instanceof Unreadable) return { title: `${error.file} cannot be read`, lines: [error.message, error.advice] };
   if (!(error instanceof Refusal)) {
@@ -187,7 +187,7 @@ function describe(error) {
   const advice = [...part("advice").children].find((one) => one.dataset.code === code)?.textContent;
   if (rows === undefined) return { title, lines: [sentence(detail), advice], code };
   const place = error.isCsv ? `row ${first + 1} below the header` : `row ${first}, counted from 0`;
-  const which = `${plural(rows, "row")} ${rows === 1 ? "breaks" : "break"} this rule, the first is ${place}.`;
+  const which = `${plural(rows, "row")} ${rows === 1 ? "breaks" : "break"} this rule; the first is ${place}.`;
   return { title, lines: [sentence(detail.replace(/ \([^()]*\)$/, "")), which, advice], code };
 }
 

@@ -59,14 +59,14 @@ function badHeader(file) {
   return new Unreadable(file, "Its header cannot be read.", "Save it again with np.save.");
 }
 
-// Finds the labels of two headers: the one with that name, or else the only list of integers.
+// Finds the labels of two headers: the one with that name, otherwise the only list of integers.
 export function labelsFirst(pair) {
   const named = pair.filter((one) => /label|target/i.test(one.file.name));
   const whole = pair.filter((one) => /^[IU]/.test(one.dtype) && one.shape.length === 1);
   const found = named.length === 1 ? named[0] : whole.length === 1 ? whole[0] : null;
   if (found === null) {
     throw new Unreadable(pair[0].file, "The names do not say which file holds the labels.",
-      "Call it labels.npy.");
+      "Name it labels.npy.");
   }
   return [found, pair.find((one) => one !== found)];
 }

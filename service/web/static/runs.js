@@ -15,7 +15,7 @@ const pause = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds
 
 class Refused extends Error {
   constructor(status, problem) {
-    super(problem.detail || problem.title || `the service answered ${status}`);
+    super(problem.detail || problem.title || `the service responded with status ${status}`);
     this.status = status;
     this.code = problem.code || "";
   }
@@ -221,7 +221,7 @@ function showFigures() {
 function stepRow(step) {
   const remarks = [];
   if (step.partial) remarks.push(flag(`partial: ranks ${step.ranks.join(", ")} of ${step.world_size}`));
-  if (step.verified === false) remarks.push(flag("unverified: the service computed other gammas", "unverified"));
+  if (step.verified === false) remarks.push(flag("unverified: the service computed different gammas", "unverified"));
   return row(String(step.step), [
     ...figures(step.metrics),
     percent(step.metrics.confidence),

@@ -11,7 +11,7 @@ export class Stopped extends Error {}
 
 const AWAY = { code: "", detail: "The service did not respond, or it closed the connection." };
 
-// POST a body; onProgress gets the bytes sent and the total, signal aborts it.
+// POST a body; onProgress gets the bytes sent and the total, signal aborts the request.
 export function post(url, body, { type, token, onProgress, signal }) {
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest();
@@ -36,6 +36,6 @@ function parsed(call) {
   try {
     return JSON.parse(call.responseText);
   } catch {
-    return { code: "", detail: `The service answered ${call.status}.` };
+    return { code: "", detail: `The service responded with status ${call.status}.` };
   }
 }

@@ -78,7 +78,7 @@ REFUSED = {
     "binary label": ([0.2, 0.9], [0, 2], "labels must lie in 0..1 (1 row"),
     "float labels": (GOOD, [0.0, 1.0, 2.0], "labels must be integers, got dtype float64"),
     "label matrix": (GOOD, LABELS[:, None], "labels must have shape (n,), got (3, 1)"),
-    "too few labels": (GOOD, [0, 1], "there must be as many labels as rows: 2 for 3 rows"),
+    "too few labels": (GOOD, [0, 1], "there must be one label per row, got 2 for 3 rows"),
 }
 
 
@@ -133,9 +133,12 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
         (lambda: TopLabel([0.5, 1.5], [True, True]), "confidence must lie in [0, 1] (1 row"),
         (lambda: TopLabel([0.5], [True, True]), "correct must have shape (1,) like confidence"),
         (lambda: TopLabel([0.5, 0.5], [1, 2]), "correct must be True or False (or 1 and 0) (1 row"),
-        (lambda: ece(GOOD), "labels must be given with probabilities"),
-        (lambda: ece(TopLabel([0.5], [True]), [0]), "labels must be left out when a TopLabel"),
-        (lambda: metrics.ood_auroc(GOOD, [[0.5, 0.5]]), "as many classes as probabilities_in"),
+        (lambda: ece(GOOD), "labels are required with probabilities"),
+        (lambda: ece(TopLabel([0.5], [True]), [0]), "labels must be omitted if a TopLabel"),
+        (
+            lambda: metrics.ood_auroc(GOOD, [[0.5, 0.5]]),
+            "the same number of classes as probabilities_in",
+        ),
         (lambda: metrics.ood_auroc(GOOD, altered(0, 0, 3.0)), "probabilities_out must lie in"),
         (
             lambda: metrics.calibration_intervals(row_scores(GOOD, LABELS), level=1.0),
@@ -153,7 +156,7 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
             lambda: metrics.paired_intervals(
                 row_scores(GOOD, LABELS), row_scores(GOOD[:2], LABELS[:2])
             ),
-            "after must have the rows of before: 2 for 3 rows",
+            "before and after must be the same rows, got 3 and 2 rows",
         ),
     ],
 )

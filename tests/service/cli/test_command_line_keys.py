@@ -49,7 +49,7 @@ def test_command_line_life_of_a_key(tmp_path):
     assert "warning" not in revoked.stderr
     last = command("keys", "revoke", rotated.stdout.split("_")[1], data_dir=tmp_path)
     assert "revoked" in last.stdout
-    assert "warning: this was the last key with the scope admin: " in last.stderr
+    assert "warning: this was the last key with scope admin; create one: " in last.stderr
     assert "keys create --scopes admin" in last.stderr
 
 
@@ -57,7 +57,7 @@ def test_the_first_key_needs_admin(tmp_path):
     refused = command("keys", "create", data_dir=tmp_path)
     assert refused.returncode == 2
     assert refused.stdout == ""
-    assert "the first key needs the scope admin" in refused.stderr
+    assert "the first key must have the scope admin" in refused.stderr
     assert "keys create --scopes admin --name first" in refused.stderr
     assert command("keys", "list", data_dir=tmp_path).stdout == ""
     assert command("keys", "create", "--scopes", "admin", data_dir=tmp_path).returncode == 0

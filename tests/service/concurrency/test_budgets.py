@@ -9,7 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from service.concurrency.memory_budget import CallHold, CallMemory, MemoryBudget, MemoryHold
+from service.concurrency.memory_budget import (
+    MAX_WAITING,
+    CallHold,
+    CallMemory,
+    MemoryBudget,
+    MemoryHold,
+)
 from service.concurrency.thread_pools import FairExecutor
 from service.datasets.formats import csv_text
 from service.errors import Invalid, TooLarge, TooMany
@@ -101,6 +107,26 @@ def test_a_call_larger_than_its_share_runs_alone_and_leaves_the_others_theirs():
         large.release()
         await second.grow_to(10)
         assert budget.held == 60
+
+    asyncio.run(check())
+
+
+def test_calls_of_one_owner_beyond_a_number_do_not_wait():
+    async def check() -> None:
+        budget = MemoryBudget(100, wait_seconds=20)
+        first = MemoryHold(budget, "a")
+        await first.grow_to(50)
+        waiting = [
+            asyncio.create_task(MemoryHold(budget, "a").grow_to(1)) for _ in range(MAX_WAITING)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(TooMany):
+            await asyncio.wait_for(MemoryHold(budget, "a").grow_to(1), 5)
+        await MemoryHold(budget, "b").grow_to(1)
+        first.release()
+        await asyncio.gather(*waiting[:50])
+        for one in waiting:
+            one.cancel()
 
     asyncio.run(check())
 
@@ -228,7 +254,7 @@ def test_json_of_many_values_within_the_budget_is_read():
 @pytest.mark.parametrize("text", [b"[" * 100 + b"]" * 100, b'{"a":' * 40 + b"[]" + b"}" * 40])
 def test_depth_is_looked_at_before_a_large_text_is_parsed(text):
     blanks = b" " * (1 << 16)
-    with pytest.raises(Invalid, match="32 deep"):
+    with pytest.raises(Invalid, match="32 levels deep"):
         json_body.parse(b"[" + blanks + text + b"]")
     assert json_body.parse(b"[" + blanks + b"[[{}],[]]," * 9999 + b"0]")
 
@@ -237,7 +263,7 @@ def test_brackets_in_texts_are_not_counted():
     names = b",".join([b'"[0, 10)"', rb'"\\"', rb'"\"["'] * 9999)
     assert len(json_body.parse(b"[" + names + b"]")) == 29_997
     hidden = b'["' + b"]" * 600 + b'",' + b" " * (1 << 16)
-    with pytest.raises(Invalid, match="32 deep"):
+    with pytest.raises(Invalid, match="32 levels deep"):
         json_body.parse(hidden + b"[" * 500 + b"]" * 500 + b"]")
 
 

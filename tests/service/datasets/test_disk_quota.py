@@ -57,6 +57,25 @@ def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
         assert sent(service, 3).status_code == 201
 
 
+def test_moves_of_an_alias_count_and_a_full_workspace_may_still_promote(tmp_path: Path) -> None:
+    with in_process(tmp_path, max_workspace_bytes=40_000) as service:
+        for temperature in (2.0, 3.0):
+            map_of = temperature_registration(temperature, k=3)
+            assert service.post("/v1/calibrators/a/versions", json=map_of).status_code == 201
+        moves, reason = 0, "\N{GRINNING FACE}" * 1000
+        while moves < 50:
+            move = {"version": 1 + moves % 2, "reason": reason, "force": True}
+            answer = service.put("/v1/calibrators/a/aliases/production", json=move)
+            if answer.status_code != 200:
+                break
+            moves += 1
+        assert answer.json()["code"] == "workspace_full"
+        assert 44_000 < stored_bytes(service) < 60_000
+        assert service.post("/v1/datasets", content=body(1), headers=NPZ).status_code == 413
+        rollback = service.post("/v1/calibrators/a/aliases/production/rollback")
+        assert rollback.status_code == 200
+
+
 def test_maps_and_what_is_said_of_them_count(tmp_path: Path) -> None:
     most = 10_000
     with in_process(tmp_path, max_workspace_bytes=most) as service:
@@ -94,12 +113,12 @@ def test_statistics_of_runs_count_until_they_are_merged(tmp_path: Path) -> None:
         open_shared(service, ranks=2)
         answers = [post(service, "job", "a", step, seen(0, 20_000)) for step in (1, 2, 3)]
         assert {one.status_code for one in answers[:2]} <= {200, 202}
-        assert 3 * size < stored_of_runs(service) < 3 * size + 2000
+        assert 3 * size < stored_bytes(service) < 3 * size + 2000
         refused = post(service, "job", "a", 4, seen(0, 20_000))
         assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
     with in_process(tmp_path) as service:
         assert post(service, "job", "a", 1, seen(1, 20_000), rank=1).status_code == 200
-        assert 2 * size < stored_of_runs(service) < 3 * size
+        assert 2 * size < stored_bytes(service) < 3 * size
 
 
 def test_states_that_wait_for_a_step_count_until_it_is_decided(tmp_path: Path) -> None:
@@ -108,11 +127,11 @@ def test_states_that_wait_for_a_step_count_until_it_is_decided(tmp_path: Path) -
     second = first.update(passes[1])
     with in_process(tmp_path) as service:
         open_run(service, "job", session="a", settings={"bins": 100}, decides="trainer")
-        stored = [stored_of_runs(service)]
+        stored = [stored_bytes(service)]
         for step, state in ((2, second), (1, first)):
             sent = post(service, "job", "a", step, passes[step - 1], state=state)
             assert sent.status_code in (200, 202), sent.text
-            stored.append(stored_of_runs(service))
+            stored.append(stored_bytes(service))
         waiting = len(passes[1].to_bytes()) + len(json.dumps(second.to_dict()))
         assert stored[1] == stored[0] + ROW_BYTES + waiting
         with service.app.state.parts.database.read() as store:
@@ -127,14 +146,14 @@ def test_notes_of_fits_and_runs_count(tmp_path: Path) -> None:
     with in_process(tmp_path) as service:
         order = {"dataset": sent(service, 0).json()["id"], "method": "temperature", **notes}
         assert service.post("/v1/calibrators/a/fits", json=order).status_code == 202
-        fits = stored_of_runs(service)
+        fits = stored_bytes(service)
         assert fits > size
         asked = {"name": "job", "kind": "monitor"}
         assert service.post("/v1/runs", json={**asked, **notes}).status_code == 201
-        with_run = stored_of_runs(service)
+        with_run = stored_bytes(service)
         assert with_run > fits + size
         assert service.patch("/v1/runs/job", json={"description": ""}).status_code == 200
-        assert stored_of_runs(service) < with_run - size + 100
+        assert stored_bytes(service) < with_run - size + 100
 
 
 def test_a_page_of_runs_with_long_notes_is_short(tmp_path: Path) -> None:
@@ -161,7 +180,7 @@ def test_states_of_sessions_count(tmp_path: Path) -> None:
             statuses.append(service.post("/v1/runs", json={"name": "job", **asked}).status_code)
         assert statuses[0] == 201
         assert statuses[-1] == 413
-        assert stored_of_runs(service) < 40_000
+        assert stored_bytes(service) < 40_000
 
 
 def test_bytes_sent_again_while_they_are_deleted_leave_no_orphan(
@@ -211,7 +230,7 @@ def test_small_rows_leave_room_to_delete(small_disk: Path) -> None:
         assert service.delete(f"/v1/datasets/{kept}").status_code == 204
 
 
-def stored_of_runs(service: Local) -> int:
+def stored_bytes(service: Local) -> int:
     """Return what is noted as stored of the runs of the workspace."""
     with service.app.state.parts.database.read() as store:
         return store.keys.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)

@@ -201,7 +201,7 @@ def test_bfloat16_is_no_name_before_it_is_loaded(tmp_path):
     path = written(tmp_path, body)
     with pytest.raises(DataError) as loaded:
         load(path, Format.SAFETENSORS)
-    with pytest.raises(DataError, match="text or integers, got float32") as caught:
+    with pytest.raises(DataError, match="strings or integers, got float32") as caught:
         inspect(path, Format.SAFETENSORS, None, LIMITS)
     assert (caught.value.code, str(caught.value)) == (loaded.value.code, str(loaded.value))
 
@@ -222,7 +222,7 @@ def test_segments_are_looked_at_after_the_rows(tmp_path, segments):
 def test_identifiers_are_no_segments(tmp_path):
     for segments in (np.arange(ROWS), np.arange(ROWS).astype(str)):
         path = written(tmp_path, npz(logits=PLAIN, labels=TRUTH, segments=segments))
-        with pytest.raises(DataError, match="at most 1000 segments, got more") as caught:
+        with pytest.raises(DataError, match="1000 segments are allowed, got more") as caught:
             inspect(path, Format.NPZ, None, LIMITS)
         assert caught.value.code == "too_many_segments"
     most = np.arange(ROWS) % 1000
@@ -321,7 +321,7 @@ def test_lists_that_are_no_names(case):
 def test_all_say_the_same_of_the_same_cells(cells):
     told = []
     for look in (Segments.of, as_segments, segment_names.from_list):
-        with pytest.raises(DataError, match="segments must be text, or all integers") as caught:
+        with pytest.raises(DataError, match="must be all strings or all integers") as caught:
             look(cells)
         told.append((caught.value.code, str(caught.value)))
     assert len(set(told)) == 1
@@ -356,7 +356,7 @@ def test_names_of_a_table_are_kept_once():
 
 def test_a_table_of_too_many_names_is_refused_while_it_is_read():
     lines = [f".5,0,user{row}" for row in range(2000)] + ["no line"]
-    with pytest.raises(DataError, match="at most 1000 segments, got at least 1001"):
+    with pytest.raises(DataError, match="at most 1000 segments are allowed, got at least 1001"):
         read(Format.CSV, "\n".join(["p,label,segment", *lines]).encode())
 
 

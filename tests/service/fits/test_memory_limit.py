@@ -71,7 +71,7 @@ def test_the_evaluation_dataset_counts(tmp_path: Path) -> None:
         order = {"dataset": ids[0], "evaluation": ids[1], "methods": [{"method": "temperature"}]}
         refused = service.post("/v1/calibrators/wide/fits", json=order)
         assert (refused.status_code, refused.json()["code"]) == (413, "too_much_memory")
-        assert "judged on 2,000 others" in refused.json()["detail"]
+        assert "judged on 2,000 other rows" in refused.json()["detail"]
 
 
 def test_a_worker_refuses_before_it_loads() -> None:
@@ -139,5 +139,5 @@ def test_the_map_counts_as_well() -> None:
 def test_a_map_that_is_too_large_is_not_kept() -> None:
     recipe = make_recipe("histogram_one_vs_rest", {})
     check_map_size(recipe, MAX_MAP_BYTES)
-    with pytest.raises(TooLarge, match="the map of 'histogram_one_vs_rest' has 64 MiB"):
+    with pytest.raises(TooLarge, match="the map of 'histogram_one_vs_rest' takes 64 MiB"):
         check_map_size(recipe, MAX_MAP_BYTES + 1)

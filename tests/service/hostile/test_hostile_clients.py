@@ -221,6 +221,25 @@ def test_requests_of_one_key_beyond_its_share_are_told_to_wait(tmp_path):
             assert _soon(lambda: client.get("/v1/fits").status_code == 200)
 
 
+def test_the_keys_of_a_workspace_share_a_limit_of_requests(tmp_path):
+    """1,900 unread downloads over 8 keys took 700 MB."""
+    with target(tmp_path, "--max-requests-per-key", "2", "--body-timeout", "30") as small:
+        head = (
+            "POST /v1/datasets HTTP/1.1\r\n"
+            "Content-Type: application/x-npz\r\nContent-Length: 100000"
+        )
+        slow = [open_request(small, scope, head, b"PK") for scope in ("fit", "admin") * 2]
+        with small.client("predict") as client:
+            assert _soon(lambda: client.get("/v1/calibrators").status_code == 429)
+            refused = client.get("/v1/calibrators").json()
+        assert (refused["code"], refused["limit"]) == ("too_many_requests", 4)
+        assert "keys of this workspace" in refused["detail"]
+        for one in slow:
+            one.close()
+        with small.client("predict") as client:
+            assert _soon(lambda: client.get("/v1/calibrators").status_code == 200)
+
+
 def _soon(condition) -> bool:
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:

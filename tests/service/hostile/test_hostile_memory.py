@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from helpers.commands import here
-from helpers.hostile.attacks import Target, target
+from helpers.hostile.attacks import IS_FULL, Target, target
 from helpers.hostile.bodies import MEGABYTE
 from helpers.live_service import by_the_clock, wait_until
 from helpers.registration import costly_map, registration, temperature_registration
@@ -105,6 +105,30 @@ def test_large_answers_to_small_bodies_that_nobody_reads_take_little_memory(atta
     with contextlib.ExitStack() as opened, attacked.watched() as watched:
         for _ in range(120):
             opened.enter_context(open_predict(attacked, path, len(body), body))
+        time.sleep(3)
+        assert other_predict(attacked, 8000).status_code == 200
+    watched.check()
+
+
+@by_the_clock
+def test_stalled_bodies_of_many_keys_take_little_memory(attacked):
+    """1,900 of them took 460 MB: each held what was read until its turn came."""
+    with attacked.client() as admin:
+        body = {"name": "many", "scopes": ["predict"]}
+        keys = [admin.post("/v1/keys", json=body).json()["token"] for _ in range(8)]
+    part = npy(np.zeros((450_000, 1), np.float16))
+    with contextlib.ExitStack() as opened, attacked.watched() as watched:
+        for number in range(1600 if IS_FULL else 1000):
+            made = socket.create_connection(("127.0.0.1", attacked.port), timeout=20)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            opened.enter_context(made).setblocking(False)
+            head = (
+                "POST /v1/calibrators/of2@1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                f"Authorization: Bearer {keys[number % 8]}\r\nContent-Type: application/x-npy\r\n"
+                f"Content-Length: {1 << 20}\r\n\r\n"
+            )
+            with contextlib.suppress(OSError):
+                made.send(head.encode() + part)
         time.sleep(3)
         assert other_predict(attacked, 8000).status_code == 200
     watched.check()

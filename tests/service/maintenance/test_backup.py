@@ -108,7 +108,7 @@ def test_only_a_plain_file_is_ever_replaced(kept: Kept, tmp_path: Path, kind: st
             target.symlink_to(other)
     before = target.lstat()
     said = refusal(command("backup", target, "--force", "--data-dir", kept.folder))
-    assert (f"{target} is a folder" if kind == "folder" else "never replaces") in said
+    assert (f"{target} is a folder" if kind == "folder" else "is never replaced") in said
     assert target.lstat() == before
     assert kind != "link" or other.read_text() == "something else"
 

@@ -134,7 +134,7 @@ def test_members_of_other_names_are_refused(kept: Kept, tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("format", 2, "has format 2, but this program reads 1"),
+        ("format", 2, "has format 2, but this program reads format 1"),
         ("schema", "9999", "whose schema 9999 is unknown to this version"),
         ("calibrd", None, None),
         ("surprise", 1, "manifest cannot be read"),

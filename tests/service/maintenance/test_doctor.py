@@ -298,7 +298,7 @@ def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str)
 def test_statistics_of_an_archived_run_may_wait(patient: Patient) -> None:
     patient.skip()
     (found,) = patient.findings()
-    assert "is at step 3, and 1 statistics, the first of step 5, have waited" in found.problem
+    assert "at step 3, and 1 statistics, the first for step 5, have been waiting" in found.problem
     patient.change(update(runs).values(archived_at=2.0))
     try:
         assert patient.findings() == []
@@ -381,7 +381,7 @@ def test_sweep_says_what_it_does(patient: Patient) -> None:
         done = here("sweep", *flags, *chosen)
         assert done.returncode == 0
         assert done.stdout == (
-            f"0 orphans (none; 0 bytes), {kept} kept, 0 of other shapes or owners left alone\n"
+            f"0 orphans (none; 0 bytes), {kept} kept, 0 of unknown origin left alone\n"
         )
     refused = here("sweep", "--sweep-hours=0", *chosen)
     assert (refused.returncode, "--sweep-hours is 0" in refused.stderr) == (2, True)

@@ -33,7 +33,7 @@ def test_health_and_readiness(client, local):
         "status": "not ready",
         "database": "ok",
         "blobs": "ok",
-        "workers": "no worker is alive: fits wait",
+        "workers": "no worker is alive: fits are waiting",
     }
 
 
@@ -129,7 +129,7 @@ def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
             assert local.get(url).json() == before
         missing = local.get("/v1/calibrators/c@1/predict?logits=3,1,0,0,0")
         assert (missing.status_code, missing.json()["code"]) == (503, "database_unavailable")
-        assert local.get("/readyz").json()["database"] == "does not answer"
+        assert local.get("/readyz").json()["database"] == "does not respond"
         assert local.get("/healthz").status_code == 200
 
 

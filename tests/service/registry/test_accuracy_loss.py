@@ -81,7 +81,7 @@ def test_a_loss_against_the_version_in_production_needs_force(client: Local) -> 
 def test_a_loss_against_the_model_itself_needs_force(client: Local) -> None:
     refused = client.put(ALIAS, json={"version": 3})
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
-    assert "takes the model's accuracy from 76.8 % to 47.1 %" in refused.json()["detail"]
+    assert "lowers the model's accuracy from 76.8 % to 47.1 %" in refused.json()["detail"]
     forced = client.put(ALIAS, json={"version": 3, "force": True, "reason": "because"})
     assert forced.status_code == 200
     assert "trade-off" in forced.json()["warning"]
@@ -95,8 +95,8 @@ def test_the_preview_shows_the_figures_with_intervals(client: Local) -> None:
 
     page = wait_until(look)
     words = " ".join(Shell(page).words.split())
-    assert "Against version 1 On 400 rows that both were judged on" in words
-    assert "Against the model itself" in words
+    assert "Compared with version 1 On 400 rows that both were judged on" in words
+    assert "Compared with the model itself" in words
     assert "worse" in row_of(page, "accuracy")
     for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins"):
         assert "[" in row_of(page, title)

@@ -20,6 +20,7 @@ from sqlalchemy import event, func, select
 from calibrators.adafocal import BinStatistics
 from calibrators.adafocal.statistics import EXACT_ROWS
 from service.access.permissions import Principal, Scope
+from service.errors import Unavailable
 from service.runs.decisions import (
     RELEASED_AT_ONCE,
     advance,
@@ -29,6 +30,7 @@ from service.runs.decisions import (
 from service.runs.repository import AT_ONCE, SessionKey
 from service.runs.service import SentStatistics
 from service.runs.sessions import Opening, open_session
+from service.runs.watcher import RunWatcher
 from service.storage.database import Database
 from service.storage.records import RunSession, RunStep
 from service.storage.run_tables import run_statistics, run_steps
@@ -122,6 +124,56 @@ def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
     assert answer.decided.metrics["rows"] == MANY_RANKS * EXACT_ROWS
     assert kept(place) == 0
     place.close()
+
+
+def test_what_is_due_is_found_in_indexes(tmp_path: Path) -> None:
+    """Rows of statistics take up to 500 kB; reading them held up the waits of all workspaces."""
+    place = Place(**Embedded().settings(tmp_path))
+    sent: list[tuple[str, Any]] = []
+    event.listen(
+        place.database.engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, parameters, *_: sent.append((statement, parameters)),
+    )
+    keys = [SessionKey("run_1", 1), SessionKey("run_2", 1)]
+    with place.database.read() as store:
+        store.run_steps.due(None, 10)
+        store.run_steps.due(keys, 10)
+        store.run_steps.last_numbers(keys)
+    statements = [one for one in sent if "run_st" in one[0]]
+    assert len(statements) == 3
+    with place.database.engine.connect() as connection:
+        for statement, parameters in statements:
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            plan = [step for *_, step in rows if "run_st" in step]
+            # the first statement looks for sessions that have statistics at all
+            assert all("SEARCH" in step or "ix_run_statistics_open" in step for step in plan), plan
+            searches = [step for step in plan if "SEARCH" in step]
+            assert searches
+            assert all("COVERING INDEX" in step for step in searches), plan
+    place.close()
+
+
+def test_a_workspace_that_cannot_be_read_holds_up_no_other(place: Place) -> None:
+    """One failing read used to leave the long polls of all workspaces unanswered."""
+    session = opened(place, 1)
+    post(place.database, caller(place), "job", SentStatistics("a", 1, 0, rows(3), None))
+    mine, other = SessionKey(session.run, session.number), SessionKey("run_other", 1)
+    watcher = RunWatcher(place.database)
+    watcher._workspaces = {mine: place.workspace, other: "ws_other"}
+
+    def fail(_connection, _cursor, _statement, parameters, *_rest) -> None:
+        found = parameters.values() if isinstance(parameters, dict) else parameters
+        if other.run in found:
+            raise Unavailable("database_busy", "this statement takes too long")
+
+    event.listen(place.database.engine, "before_cursor_execute", fail)
+    try:
+        assert watcher._read_steps([other, mine]) == {mine: 1}
+        with pytest.raises(Unavailable):
+            watcher._read_steps([other])
+    finally:
+        event.remove(place.database.engine, "before_cursor_execute", fail)
 
 
 def kept(place: Place) -> int:

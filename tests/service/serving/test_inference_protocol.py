@@ -213,7 +213,7 @@ def test_the_client_raises_what_the_server_says(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="NaN and Infinity are not JSON"):
         client.infer("plain", [tensor(np.float32([[1, np.nan, 2]]), binary_data=False)])
     region = triton.InferInput("logits", [1, 3], "FP32").set_shared_memory("region", 12)
-    with pytest.raises(InferenceServerException, match="extension that is not offered"):
+    with pytest.raises(InferenceServerException, match="extension that is not supported"):
         client.infer("plain", [region])
     with pytest.raises(InferenceServerException, match="there is no unheard-of@production"):
         client.infer("unheard-of", [tensor(logits(1, 3))])

@@ -141,32 +141,32 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
     ("document", "tail", "status", "sentence"),
     [
         (both(name="logits"), b"", 400, "one named 'segments'; inputs[1] is named 'logits'"),
-        ({"inputs": both()["inputs"][1:]}, b"", 400, "must have a tensor named 'logits'"),
+        ({"inputs": both()["inputs"][1:]}, b"", 400, "must contain a tensor named 'logits'"),
         ({"inputs": both()["inputs"] * 2}, b"", 400, "inputs[2] is named 'logits'"),
         (both(name="groups"), b"", 400, "inputs[1] is named 'groups'"),
         (both(datatype="FP32", data=[1.5]), b"", 400, "inputs[1].datatype must be one of BYTES"),
-        (both(data=[1]), b"", 400, "inputs[1].data of BYTES must hold texts only"),
-        (both(datatype="INT8", data=["app"]), b"", 400, "must hold whole numbers only"),
-        (both(datatype="INT8", data=[300]), b"", 400, "inputs[1].data holds numbers beyond"),
+        (both(data=[1]), b"", 400, "inputs[1].data of BYTES must hold only strings"),
+        (both(datatype="INT8", data=["app"]), b"", 400, "must hold only integers"),
+        (both(datatype="INT8", data=[300]), b"", 400, "inputs[1].data holds numbers outside"),
         (both(data=["app", "web"]), b"", 400, "must hold 1 values for the shape [1], got 2"),
         (both(data=[["app", "web"]]), b"", 400, "every row of inputs[1].data must be a list of 1"),
         (both(shape=[1, 2], data=["a", "b"]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
         (both(shape=[]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),
-        (both(shape=[2], data=["a", "b"]), b"", 422, "1 rows but segments have 2"),
+        (both(shape=[2], data=["a", "b"]), b"", 422, "1 rows but 2 segments"),
         (both(data=[" "]), b"", 422, "printable characters, not all spaces"),
         (both(data=["x" * 201]), b"", 422, "must be 1 to 200"),
         (both(data=["app\0"]), b"", 422, "printable characters"),
-        (sized(7), APP[:-1], 400, "where 6 are left, got 7"),
-        (sized(8), APP, 400, "where 7 are left, got 8"),
-        (sized(6), APP[:-1], 400, "must be 1 texts, each after its length"),
-        (sized(8), APP + b"\0", 400, "must be 1 texts, each after its length"),
-        (sized(7), APP + b"\0", 400, "1 bytes follow the JSON that are in no input's"),
-        (sized(7, shape=[2**60]), APP, 422, "1 rows but segments have 1152921504606846976"),
-        (sized(8), struct.pack("<I", 2**32 - 1) + b"abcd", 400, "must be 1 texts"),
-        (sized(5), struct.pack("<I", 1) + b"\xff", 400, "texts in UTF-8"),
-        (sized(6), text("é")[:-1] + b"a", 400, "texts in UTF-8"),
-        (sized(5), text("é")[:-1], 400, "must be 1 texts"),
-        (sized(-7), APP, 400, "where 7 are left, got -7"),
+        (sized(7), APP[:-1], 400, "between 0 and 6, the number of bytes left"),
+        (sized(8), APP, 400, "between 0 and 7, the number of bytes left"),
+        (sized(6), APP[:-1], 400, "must be 1 strings, each preceded by its length"),
+        (sized(8), APP + b"\0", 400, "must be 1 strings, each preceded by its length"),
+        (sized(7), APP + b"\0", 400, "1 bytes after the JSON are not part of any input's"),
+        (sized(7, shape=[2**60]), APP, 422, "1 rows but 1152921504606846976 segments"),
+        (sized(8), struct.pack("<I", 2**32 - 1) + b"abcd", 400, "must be 1 strings"),
+        (sized(5), struct.pack("<I", 1) + b"\xff", 400, "strings in UTF-8"),
+        (sized(6), text("é")[:-1] + b"a", 400, "strings in UTF-8"),
+        (sized(5), text("é")[:-1], 400, "must be 1 strings"),
+        (sized(-7), APP, 400, "after the JSON, got -7"),
         (sized(7, datatype="INT64"), APP, 400, "1 values of INT64 are 8 bytes"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_is_refused(
 def test_maps_without_segments_take_none(http: httpx.Client) -> None:
     answer = http.post("/v2/models/plain/infer", json=both())
     assert answer.status_code == 422
-    assert "has no segments: send none" in answer.json()["error"]
+    assert "has no segments: leave them out" in answer.json()["error"]
 
 
 @settings(max_examples=200, deadline=None)

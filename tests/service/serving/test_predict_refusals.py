@@ -62,7 +62,7 @@ def test_the_first_bad_row_is_named():
     assert detail == "logits must not be NaN (1 row breaks this rule, first row 1)"
     detail = post(BAD["four classes"][0]).json()["detail"]
     assert "3 classes" in detail
-    assert "rows of 4" in detail
+    assert "rows with 4" in detail
 
 
 @pytest.mark.parametrize("method", [name for name in all_methods() if name != "auto"])
@@ -205,7 +205,7 @@ def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypa
     assert code_of(refused) == (413, "answer_too_large")
     detail = refused.json()["detail"]
     limit = LIMITS.json_bytes if accept == JSON else LIMITS.bytes
-    assert f"about {size} bytes, at most {limit} are sent: send fewer rows" in detail
+    assert f"about {size} bytes, but at most {limit} are sent: send fewer rows" in detail
     assert ("accept npy" in detail) == (accept == JSON)
 
 

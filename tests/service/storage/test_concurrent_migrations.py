@@ -96,5 +96,5 @@ def test_a_database_of_a_newer_version_is_left_alone(backend: Backend, tmp_path:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "error: the database is at revision 9999 and this version of the service"
+        "error: the database is at revision 9999, but this version of the service"
     )

@@ -77,9 +77,9 @@ def place(client: Local) -> int:
 def test_the_page_says_what_changes_for_callers_before_anything_does(client: Local) -> None:
     page = client.get(f"{HERE}/promote", params={"version": 4})
     check_page(page)
-    assert f"{NAME}@{ALIAS} get version 4 in place of version 1" in Shell(page.text).words
+    assert f"{NAME}@{ALIAS} get version 4 instead of version 1" in Shell(page.text).words
     assert "version 1, temperature version 4, identity" in row_of(page.text, "map")
-    assert "callers that name another model" in row_of(page.text, "fitted for the model")
+    assert "callers that specify another model" in row_of(page.text, "model")
     assert "the model's the model's" in row_of(page.text, "predicted class")
     report = fitted_elsewhere()["report"]
     ece = report["before"]["metrics"]["ece"]  # which version 4 leaves as it is
@@ -132,11 +132,11 @@ def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
 @pytest.mark.parametrize(
     ("form", "status", "told"),
     [
-        ({"version": "one"}, 422, "version must be a whole number"),
+        ({"version": "one"}, 422, "version must be a non-negative integer"),
         ({"version": "99"}, 404, "has no version 99"),
         ({"alias": "7"}, 422, "all digits"),
         ({"reason": "x" * 1001}, 422, "at most 1000 characters"),
-        ({"expected": "-1"}, 422, "expected must be a whole number"),
+        ({"expected": "-1"}, 422, "expected must be a non-negative integer"),
         ({"csrf": "0" * 64}, 403, "must carry the token"),
     ],
 )

@@ -125,9 +125,9 @@ def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
     page = measured(service, a=1, b=2, dataset=id)
     words = _words(page)
     assert "No verdict: version 2 was fitted on these rows" in words
-    assert "(fitted on)" in words
+    assert "(used for fitting)" in words
     assert "measurably" not in words
-    assert 'class="badge improved"' not in page.partition("As each was judged")[0]
+    assert 'class="badge improved"' not in page.partition("How each version was judged")[0]
 
 
 def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_who_cancels_on_the_page_of_a_fit_comes_back_to_it(fitter: Local) -> Non
     form = {"csrf": csrf_of(fitter), "stay": "1"}
     answer = fitter.post(f"/jobs/{id}/cancel", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"../../jobs/{id}")
-    assert "cancelled The fit was cancelled; no version was made" in words(fitter, id)
+    assert "cancelled The fit was cancelled; no version was created" in words(fitter, id)
     running = add_fit(fitter, FitStatus.RUNNING)
     fitter.post(f"/jobs/{running}/cancel", data=form)
     assert "being cancelled" in words(fitter, running)

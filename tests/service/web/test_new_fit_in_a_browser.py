@@ -120,7 +120,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     choose(tab, {"logits.npy": npy(LOGITS)})
     expect(trouble(tab)).to_contain_text("Choose logits.npy and labels.npy together")
     choose(tab, {"a.npy": npy(LOGITS), "b.npy": npy(LOGITS)})
-    expect(trouble(tab)).to_contain_text("Call it labels.npy")
+    expect(trouble(tab)).to_contain_text("Name it labels.npy")
     choose(tab, {"a.npz": b"", "b.csv": b""})
     expect(trouble(tab)).to_contain_text("Choose one file")
     choose(tab, {f"{MARKUP}.pkl": b""})
@@ -170,7 +170,7 @@ def test_refusals_name_the_file_the_rule_and_the_rows_as_text(tab: Tab) -> None:
     expect(tab.page.get_by_role("alert")).to_contain_text(f"{MARKUP}.npz was not accepted")
     for told in (
         "Logits must not be NaN.",
-        "2 rows break this rule, the first is row 7",
+        "2 rows break this rule; the first is row 7",
         "Leave these rows out",
     ):
         expect(trouble(tab)).to_contain_text(told)
@@ -239,13 +239,13 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     assert [(one.rows, one.format) for one in found] == [(60, "safetensors"), (59, "npz")]
     assert [one["method"] for one in fit.order["methods"]] == ["auto", "temperature"]
     assert (fit.calibrator_name, fit.order["model"]) == ("net", "sha256:0f1e")
-    expect(tab.page.locator("#announcement")).to_have_text("The fit is running.")
+    expect(tab.page.locator("#announcement")).to_have_text("Status of the fit: running.")
     with parts.database.write() as store:
         store.fits.finish(id, fit.attempt, FitStatus.SUCCEEDED, versions=[1, 2], progress=None)
     tab.page.wait_for_url("**/calibrators/net")
     tab.open(f"{service.base_url}/jobs/{id}")
     expect(tab.page.locator("#fit-detail")).to_contain_text(
-        "It made version 1 (auto), version 2 (temperature)."
+        "It created version 1 (auto), version 2 (temperature)."
     )
     assert tab.page.url.endswith(id)  # who comes back later is not sent on
 

@@ -92,7 +92,7 @@ def test_all_charts_are_drawn_in_the_width_there_is(
     expect(tab.page.locator("#live")).to_have_text("live")
     expect_step(tab, 20)
     expect(tab.page.locator(".flag")).to_have_text(
-        ["unverified: the service computed other gammas", "partial: ranks 0 of 2"]
+        ["unverified: the service computed different gammas", "partial: ranks 0 of 2"]
     )
     tab.check_width()
     tab.check_access()

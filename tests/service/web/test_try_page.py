@@ -145,8 +145,8 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
         ("", "enter a row of numbers"),
         ("1 2 3", "a row must have 5 numbers, one per class; row 1 has 3"),
         ("1 2 3 4 5\n1 2 3 4", "row 2 has 4"),
-        ("[[1, 2, 3]]", "fitted on 5 classes, got rows of 3"),
-        ("[[1, 2, 3, 4, 5], [1]]", "all rows of values must be equally long"),
+        ("[[1, 2, 3]]", "fitted on 5 classes, got rows with 3"),
+        ("[[1, 2, 3, 4, 5], [1]]", "all rows of values must have the same length"),
         ("1 2 3 4 five", "row 1: 'five' is not a number"),
         (f"1 2 3 4 {MARKUP}", "is not a number"),
         ("1 2 nan 4 5", "must not be NaN"),
@@ -234,7 +234,7 @@ def test_whatever_is_pasted_is_rows_or_told(text, k) -> None:
 def test_a_map_with_segments_is_tried_for_each_of_them(user: Local) -> None:
     url, rows = "/calibrators/segments/try", "2 1 0"
     words = check_page(user.get(url)).words
-    assert "any other <app> web" in " ".join(words.split())
+    assert "any other segment <app> web" in " ".join(words.split())
     for segment in ("", "<app>", "web", "unheard of"):
         page = user.post(url, data={"rows": rows, "segment": segment})
         check_page(page)

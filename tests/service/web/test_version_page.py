@@ -195,7 +195,7 @@ def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Loc
     cleared = {"tags": "", "description": "", "csrf": csrf_of(promoter)}
     late = promoter.post(f"{NO_REPORT}/notes", data={**cleared, "seen": form["seen"]})
     assert late.status_code == 412
-    assert "somebody has changed these notes" in check_page(late).words
+    assert "someone has changed these notes" in check_page(late).words
     cleared["seen"] = seen_on(promoter, NO_REPORT)
     assert promoter.post(f"{NO_REPORT}/notes", data=cleared).status_code == 303
     assert promoter.get(f"/v1{NO_REPORT}").json()["tags"] == {}

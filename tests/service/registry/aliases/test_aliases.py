@@ -108,7 +108,10 @@ def test_what_takes_no_segments_needs_force_where_they_were_taken(local):
     assert move(local, 2, force=True, reason="the first one").status_code == 200
     refused = move(local, 1)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
-    assert "takes no segments, which callers of 'production' may send" in refused.json()["detail"]
+    assert (
+        "takes no segments, which callers of 'production' may be sending"
+        in refused.json()["detail"]
+    )
     assert move(local, 1, force=True, reason="nobody sends any").status_code == 200
 
 
