@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed
 from torch import Tensor
 
+from calibrators.errors import CalibrationWarning
 from calibrators.losses.base import Loss
+
+FEWEST = 16  # samples; smaller batches are not checked for company
+
+
+class AloneInClass(CalibrationWarning):
+    """Most samples of a batch are the only one of their class."""
+
+    code = "alone_in_class"
 
 
 @dataclass(eq=False, repr=False)
@@ -16,28 +27,39 @@ class SECALoss(Loss):
     """``-sum_c (1[c = y] + mu_yc) log p_c``, mu_j the mean of p over class j.
 
     No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
-    with respect to the logits is ``2 p - (onehot + mu)``. Means are over the batch, or with
-    ``all_ranks`` over the batches of all torch.distributed ranks, which must then all call the loss
-    equally often. Helps training from scratch that must be calibrated without a held-out set.
+    with respect to the logits is ``2 p - (onehot + mu)``. A sample that is alone in its class
+    within the batch gets the gradient of cross-entropy; a warning says so if this is true of most
+    samples of the first training batch. In training under torch.distributed, means are over the
+    batches of all ranks, which must then all call the loss equally often; ``all_ranks=False`` keeps
+    them local. Helps training from scratch that must be calibrated without a held-out set.
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
     0.4923
     """
 
-    all_ranks: bool = False
+    all_ranks: bool = True
 
     name: ClassVar[str] = "seca"
     summary: ClassVar[str] = "cross-entropy plus the class's own mean prediction as a soft label"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_checked = False
+
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether ``all_ranks`` is set."""
-        return self.all_ranks
+        """Whether the class means of this batch are over all ranks."""
+        return self.all_ranks and self.learns and torch.distributed.is_initialized()
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
-        losses: Tensor = _SelfGuided.apply(logits, labels, self.all_ranks)  # type: ignore[no-untyped-call]
+        together = self.needs_all_ranks
+        # the first batch, of all ranks alike: the check exchanges counts
+        if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):
+            self._is_checked = True
+            _check_company(labels, logits.shape[1], together)
+        losses: Tensor = _SelfGuided.apply(logits, labels, together)  # type: ignore[no-untyped-call]
         return losses
 
 
@@ -68,15 +90,29 @@ class _SelfGuided(torch.autograd.Function):
         return slope * grad_output[:, None], None, None
 
 
+def _check_company(labels: Tensor, classes: int, together: bool) -> None:
+    """Warn if most samples of a batch are alone in their class."""
+    counts = torch.bincount(labels, minlength=classes)
+    if together:
+        torch.distributed.all_reduce(counts)
+    alone = int((counts[labels] == 1).sum())
+    if len(labels) >= FEWEST and 2 * alone > len(labels):
+        warnings.warn(
+            f"{alone} of {len(labels)} samples are the only one of their class in this batch: SECA "
+            "is cross-entropy for them. Use larger batches, or draw several samples of each class",
+            AloneInClass,
+            stacklevel=6,
+        )
+
+
 def _class_means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
     """Return for each sample the mean of p over its class (n, k)."""
     counts = torch.bincount(labels, minlength=p.shape[1])
-    together = all_ranks and torch.distributed.is_initialized()
-    if together:
+    if all_ranks:
         torch.distributed.all_reduce(counts)
     present = counts > 0
     group = (present.cumsum(0) - 1)[labels]
     sums = p.new_zeros(int(present.sum()), p.shape[1]).index_add_(0, group, p)
-    if together:
+    if all_ranks:
         torch.distributed.all_reduce(sums)
     return sums.div_(counts[present, None]).index_select(0, group)

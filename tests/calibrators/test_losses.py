@@ -18,6 +18,7 @@ from calibrators.losses.focal import WrongWayGradients
 from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
 from calibrators.losses.refcal import contrastive, refinement
 from calibrators.losses.registry import make_loss
+from calibrators.losses.seca import AloneInClass
 from calibrators.losses.selective_risk import confidence_score
 
 # losses with terms that carry no gradient: what they are with those terms frozen at `at`
@@ -135,6 +136,20 @@ def test_seca_takes_logits_that_rule_classes_out() -> None:
     without = made("seca")(logits[:, :2], torch.tensor([0, 1]))
     torch.testing.assert_close(loss, without)
     assert torch.isfinite(logits.grad).all()
+
+
+def test_seca_warns_once_if_most_samples_are_alone_in_their_class() -> None:
+    """A sample alone in its class has its own prediction as mean: the gradient is p - onehot."""
+    logits, labels = torch.randn(20, 100), torch.arange(20)
+    loss = fresh("seca", reduction="sum")
+    leaf = logits.clone().requires_grad_()
+    with pytest.warns(AloneInClass, match="20 of 20 samples are the only one of their class"):
+        loss(leaf, labels).backward()
+    expected = torch.softmax(logits, dim=1) - torch.nn.functional.one_hot(labels, 100)
+    torch.testing.assert_close(leaf.grad, expected)
+    loss(leaf, labels)  # a warning would be an error here
+    fresh("seca")(logits, labels % 5)
+    made("seca")(logits, labels)
 
 
 def test_seca_has_the_gradient_of_its_formula() -> None:
