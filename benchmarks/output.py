@@ -138,7 +138,7 @@ def write_topic(topic: Topic, foreign_cores: float) -> None:
     if topic.note:
         write(topic.note)
     warning = ": NOT A QUIET MACHINE, repeat" if foreign_cores > QUIET_CORES else ""
-    write(f"other processes kept {foreign_cores:.2f} cores busy meanwhile{warning}")
+    write(f"other processes kept {foreign_cores:.2f} cores busy during the run{warning}")
     if topic.markdown:
         write()
     for line in _markdown(topic.rows) if topic.markdown else _table(topic.rows):

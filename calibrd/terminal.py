@@ -23,7 +23,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_safe(text: str) -> str:
-    r"""Return a JSON document with the same characters escaped in JSON notation.
+    r"""Return JSON text with the characters that ``printable`` escapes written as JSON escapes.
 
     >>> json_safe('["\x9b\u202e"]')
     '["\\u009b\\u202e"]'

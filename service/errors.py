@@ -63,7 +63,7 @@ class Unauthenticated(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """A valid key without the scope."""
+    """A valid key without the required scope."""
 
 
 class NotFound(ServiceError):

@@ -109,7 +109,7 @@ class CountedRows:
         if table.shape != (2, CELLS) or table.dtype != np.int64:
             raise DataError("bad_statistics", f"cells must be (2, {CELLS}) int64 numbers")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
-            raise DataError("bad_statistics", "these statistics contradict themselves")
+            raise DataError("bad_statistics", "the statistics are inconsistent")
         table.flags.writeable = False
 
     @property
@@ -191,7 +191,7 @@ class BinStatistics:
             and self.nll_sum * NLL_UNIT <= self.sums[-2] * MAX_NLL
         )
         if not sound:
-            raise DataError("bad_statistics", "these statistics contradict themselves")
+            raise DataError("bad_statistics", "the statistics are inconsistent")
 
     @classmethod
     def empty(cls) -> BinStatistics:

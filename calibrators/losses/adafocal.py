@@ -135,7 +135,7 @@ class CalFocalLoss(AdaFocalLoss):
     ) -> None:
         if "rule" in settings or (state is not None and per_sample):
             raise ParameterError(
-                "bad_parameter", "per_sample sets the rule, and only for a loss without a state"
+                "bad_parameter", "pass per_sample instead of rule, and only if state is not given"
             )
         if state is None:
             settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"

@@ -36,7 +36,7 @@ COST_OF_CLASS = 32
 
 @dataclass(frozen=True, eq=False)
 class ClassShares:
-    """Probabilities of classes with their logarithms, float64, (n, k) or some classes as (c, n).
+    """Class probabilities and their logarithms, float64: (n, k), or (c, n) for c of the classes.
 
     ``top`` are the positions of the largest probabilities, ``top_log_rest`` their ``ln(1 - p)``,
     which cannot be recovered from p itself if p is near 1.

@@ -55,7 +55,7 @@ class SegmentSample:
         self._pull = float(pull[possible].sum(dtype=np.float64))
 
     def nll(self, beta: float) -> tuple[float, float, float]:
-        """Return the summed NLL of softmax(beta z), and its two derivatives in log beta."""
+        """Return the summed NLL of softmax(beta z), and two derivatives by log beta."""
         if not self.rows:
             return 0.0, 0.0, 0.0
         self.evaluations += 1

@@ -78,7 +78,7 @@ class MetaCal(AfterTemperature):
     """Rows whose entropy is above a threshold are rejected; the others get a temperature.
 
     A rejected row gets the uniform distribution, as an unreliable prediction carries no
-    information; the temperature is the exact one of the accepted rows alone. The threshold
+    information; the temperature is fitted exactly, on the accepted rows alone. The threshold
     satisfies one of two constraints, chosen by ``constraint``:
 
     - "miscoverage": the share of correct predictions that are rejected is at most ``miscoverage``.

@@ -155,7 +155,7 @@ class Network:
         return Network(*(a + b.reshape(a.shape) for a, b in zip(self.parts, pieces, strict=True)))
 
     def run(self, inputs: Floats) -> Run:
-        """Return the forward pass of some inputs."""
+        """Run the forward pass on ``inputs``."""
         first = np.maximum(inputs @ self.w1 + self.b1, 0)
         second = np.maximum(first @ self.w2 + self.b2, 0)
         raw = second @ self.w3 + self.b3
@@ -305,7 +305,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and the derivative of c in the network's output log T."""
+        """Return the run, c - a, and dc/dlog T, where log T is the output of the network."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)

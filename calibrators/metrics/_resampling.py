@@ -25,7 +25,7 @@ DRAWN_AT_ONCE = 1 << 19
 
 
 class BinShares(NamedTuple):
-    """Sparse shares of cells in bins: the cell and share of each overlap, bin after bin.
+    """Share of each cell that lies in each bin: the cell and share of each overlap, in bin order.
 
     ``first`` holds the positions at which bins begin; bins without rows are left out.
     """

@@ -112,7 +112,7 @@ DEBIASED_SQUARED_ERROR = Metric(
     title="debiased squared error",
     meaning="The mean squared gap of the equal-mass bins, minus what chance adds to it: its "
     "expectation is 0 for a calibrated model, so it can be negative. The verdict is based on it, "
-    "and a gate limits it by default.",
+    "and a gate limits its root by default.",
     function=debiased_squared_error,
     measure=lambda scored: scored.equal_mass.debiased_squared(),
     position=30,

@@ -30,14 +30,14 @@ FINE = Nodes(per_octave=3, up=5)
 
 
 class Curve(Protocol):
-    """L and the confidence, for each sample at its own beta, with derivatives in log beta."""
+    """L and the confidence of each sample at its own beta, and d/dlog(beta) of both."""
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
         """Return L and dL/dlog(beta)."""
         ...
 
     def confidence(self, beta: Array) -> tuple[Array, Array]:
-        """Return exp(-L) and its derivative in log beta."""
+        """Return exp(-L) and its derivative with respect to log beta."""
         ...
 
 
@@ -120,7 +120,7 @@ class ExactCurve:
 
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> ExactCurve:
-        """Return the curves of a set, logits times ``scale``."""
+        """Return the curves of a set after multiplying its logits by ``scale``."""
         gaps = np.empty((data.k, data.n), dtype=data.logits.dtype)
         with np.errstate(over="ignore"):
             np.subtract(data.row_max, data.logits.T, out=gaps)
@@ -134,7 +134,7 @@ class ExactCurve:
         return namespace(total).log(total), slope
 
     def confidence(self, beta: Array) -> tuple[Array, Array]:
-        """Return exp(-L) and its derivative in log beta."""
+        """Return exp(-L) and its derivative with respect to log beta."""
         total, slope = self._sums(beta)
         return 1 / total, -slope / total
 
@@ -166,7 +166,7 @@ class TabulatedCurve:
 
     @classmethod
     def build(cls, data: CalibrationSet, scale: float, device: str | None) -> TabulatedCurve:
-        """Return the curves of a set, logits times ``scale``."""
+        """Return the curves of a set after multiplying its logits by ``scale``."""
         return cls.of(tabulate(data, scale, FINE), device)
 
     @classmethod
@@ -183,7 +183,7 @@ class TabulatedCurve:
         return value, xp.exp(odds - value) * slope
 
     def confidence(self, beta: Array) -> tuple[Array, Array]:
-        """Return exp(-L) and its derivative in log beta."""
+        """Return exp(-L) and its derivative with respect to log beta."""
         odds, slope = self._odds_against(beta)
         against = namespace(odds).exp(odds)
         confidence = 1 / (1 + against)

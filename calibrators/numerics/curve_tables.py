@@ -47,8 +47,8 @@ class Nodes:
 class CurveTable(NamedTuple):
     """The curves of n scaled rows, for :class:`confidence_curves.TabulatedCurve`.
 
-    ``values`` is (2 nodes + 2, n) in float32: r at every node, its derivative in log beta at every
-    node, and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
+    ``values`` is (2 nodes + 2, n) in float32: r at every node, dr/dlog(beta) at every node,
+    and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
     ``correct`` (n,) is 1.0 where the largest logit is the label's and 0.0 elsewhere.
     """
 

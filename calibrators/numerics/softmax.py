@@ -180,7 +180,7 @@ def mean_gaps(data: CalibrationSet) -> Floats:
 
 
 class PartitionSums(NamedTuple):
-    """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives in beta.
+    """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives with respect to beta.
 
     The derivatives are minus the mean of d under softmax(beta z), its variance, and minus its third
     central moment.

@@ -12,7 +12,7 @@ from calibrd.models import Version
 from calibrd.transport.disk_cache import Cache
 from calibrd.transport.flows import Flow, Work, call
 
-# if a map is cached, there is no need to wait long for a service that is away
+# if a map is cached, there is no need to wait long for a service that is unavailable
 SHORT_RETRY_SECONDS = 1.0
 SHORT_TIMEOUT = 3.0
 
@@ -27,9 +27,10 @@ class LocalCalls(ApiBase):
         """Load a map to apply in this process; it follows its alias.
 
         The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk;
-        the cached map is used if the service is away, something else responds in its place, or the
-        bytes arrive damaged, and the problem is logged once. With ``model``, the fingerprint of the
-        local model, a version fitted for another model is refused with ``model_mismatch``.
+        the cached map is used if the service is unavailable, something else responds in its
+        place, or the bytes arrive damaged, and the problem is logged once. With ``model``, the
+        fingerprint of the local model, a version fitted for another model is refused with
+        ``model_mismatch``.
         """
         checked_refresh(refresh)
         request = MapRequest(Reference.of(ref), model, MapCache(Cache(self.connection)))

@@ -127,8 +127,9 @@ class VersionCalls(ApiBase):
     ) -> Flow[Comparison]:
         """Compare two versions of a calibrator, given by number or alias, on the same rows.
 
-        The rows are those that both versions were judged on and neither was fitted on, or those of
-        a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
+        The verdict is about ``second`` relative to ``first``: ``improved`` means that ``second`` is
+        better. The rows are those that both versions were judged on and neither was fitted on, or
+        those of a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
         """
         checked_name(name)
         numbers = []

@@ -25,7 +25,7 @@ def add_to(add_command: AddCommand) -> None:
     promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="promote even if judged worse, on too few rows, or less accurate; needs --reason",
+        help="promote even if worse, less accurate or judged on too few rows; needs --reason",
     )
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")

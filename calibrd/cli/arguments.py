@@ -182,7 +182,7 @@ def _common_flags() -> _Parser:
         "--retry-seconds",
         type=seconds,
         metavar="SECONDS",
-        help="how long to retry while the service is away [5, fit: 30]",
+        help="how long to retry while the service is unavailable [5, fit: 30]",
     )
     group.add_argument(
         "--traceback", action="store_true", help="show where an error came from, for bug reports"

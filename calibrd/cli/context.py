@@ -75,7 +75,7 @@ class CommandContext:
     def map(self, *, confirmed: bool = False) -> NamedMap:
         """Return the map of ``--map``: a file that ends in .calibrd, or a version of the service.
 
-        While the service is away, this is the map that was loaded last, unless it must be
+        While the service is unavailable, this is the map that was loaded last, unless it must be
         ``confirmed``.
         """
         name: str = self.flags.map

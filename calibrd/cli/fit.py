@@ -142,7 +142,7 @@ def _check(flags: argparse.Namespace) -> None:
     if flags.promote is not None:
         checked_alias(flags.promote)
     if flags.evaluation and Path(flags.evaluation).resolve() == Path(flags.data).resolve():
-        raise CommandError("usage", "--evaluation must not be the file that is fitted on")
+        raise CommandError("usage", "--evaluation must not be the same file as DATA")
     if flags.out is None:
         return
     if flags.local or flags.promote is not None or flags.model is not None:

@@ -67,7 +67,7 @@ def read_set(
     for endings, read in READERS:
         if source.suffix.lower() in endings:
             return read(source, kind, columns, labels_column, segments_column)
-    raise DataError("unknown_format", f"{source} must end in {ENDINGS}")
+    raise DataError("unknown_ending", f"{source} must end in {ENDINGS}")
 
 
 def read_map(path: str | Path) -> CalibrationMap:

@@ -78,7 +78,7 @@ def check_names_free(added: Iterable[str], held: Collection[str]) -> None:
 def check_ending(path: Path) -> None:
     """Raise DataError for a file with an unknown extension."""
     if path.suffix.lower() not in ENDINGS:
-        raise DataError("unknown_format", f"{path} must end in one of {', '.join(ENDINGS)}")
+        raise DataError("unknown_ending", f"{path} must end in one of {', '.join(ENDINGS)}")
 
 
 def check_folder(target: Path) -> None:

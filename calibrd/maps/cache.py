@@ -1,4 +1,4 @@
-"""Disk cache of loaded maps, the fallback while the service is away."""
+"""Disk cache of loaded maps, the fallback while the service is unavailable."""
 
 from __future__ import annotations
 

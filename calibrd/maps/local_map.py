@@ -65,8 +65,8 @@ class MapSource:
 class LocalMap:
     """A map loaded by ``client.load``, applied in this process; it follows its alias.
 
-    Threads can share it, and it survives a fork. While the service is away or refuses requests, it
-    keeps applying the version it has, and ``problem`` says what is wrong. It does not follow its
+    Threads can share it, and it survives a fork. While the service is unavailable or refuses
+    requests, it keeps applying its version, and ``problem`` says why. It does not follow its
     alias to a version with a different kind of input or number of classes. A pickle or a copy keeps
     the current version and does not follow the alias; it does not hold the API key.
     """

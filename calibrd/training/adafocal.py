@@ -27,7 +27,7 @@ class AdaFocal(Observer):
     this process.
 
     The update runs here, on the statistics of all ranks of torch.distributed; the service records
-    and verifies it. Neither a service that is away nor a full disk changes a gamma or stops
+    and verifies it. Neither a service that is unavailable nor a full disk changes a gamma or stops
     training: no call waits longer than ``budget`` seconds, and unsent steps wait in ``folder`` for
     this process or the next. The run continues from its last state, from the start with ``fresh``,
     or from the ``state_dict`` of a checkpoint passed as ``resume``. Several ranks without

@@ -14,7 +14,7 @@ from calibrd.training.reporting.sessions import Start
 class Monitor(Observer):
     """Streams the calibration of each validation pass to the service, as steps of a run.
 
-    ``client`` is a client, a URL, or None to stay in this process. Neither a service that is away
+    ``client`` is a client, a URL, or None to stay in this process. Neither an unavailable service
     nor a full disk stops training: no call waits longer than ``budget`` seconds. The run continues
     after its last step, from 0 with ``fresh``, or from the ``state_dict`` passed as ``resume``.
     Ranks are those of torch.distributed, or are passed with a ``session`` that they share. Unsent

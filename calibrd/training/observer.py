@@ -191,7 +191,7 @@ class Observer:
         if problem is not None:
             raise problem
         if agreed["problem"] is not None:
-            raise RuntimeError(f"rank 0 cannot begin: {agreed['problem']}")
+            raise RuntimeError(f"rank 0 failed to start: {agreed['problem']}")
         return Start(agreed["step"], state_of(agreed["state"]))
 
     def _note_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:

@@ -52,7 +52,7 @@ def keep(
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):
         raise Conflict(
             "idempotency_key_in_use",
-            "a request with this Idempotency-Key was answered in the meantime: send it again",
+            "another request with this Idempotency-Key was answered first: send this request again",
         )
 
 

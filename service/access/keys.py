@@ -63,7 +63,7 @@ def create(
     if Scope.ADMIN not in scopes and store.keys.count() == 0:
         raise Conflict(
             "first_key_needs_admin",
-            "the first key must have the scope admin: once a key exists, access without one ends, "
+            "the first key must have the admin scope: once a key exists, access without one ends, "
             "and nobody else could create keys",
         )
     _make_room(store, workspace)
@@ -102,13 +102,13 @@ def find(store: Store, workspace: str, id: str) -> Key:
 def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
     """Revoke a key; revoking it twice is not an error.
 
-    The last valid key with the scope admin is only revoked with ``even_last``: without it nobody
+    The last valid key with the admin scope is only revoked with ``even_last``: without it nobody
     could manage the workspace over HTTP.
     """
     if not even_last and is_last_admin(store, workspace, id):
         raise Conflict(
             "last_admin_key",
-            "this is the last valid key with the scope admin: create another one first, or revoke "
+            "this is the last valid key with the admin scope: create another one first, or revoke "
             "it on the service's machine with python -m service keys revoke",
         )
     find(store, workspace, id)
@@ -117,7 +117,7 @@ def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) ->
 
 
 def is_last_admin(store: Store, workspace: str, id: str) -> bool:
-    """Return whether this is the only valid key of the workspace with the scope admin."""
+    """Return whether this is the only valid key of the workspace with the admin scope."""
     admins = [key.id for key in store.keys.live(workspace) if Scope.ADMIN in key.scopes]
     return admins == [id]
 

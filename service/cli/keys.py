@@ -7,7 +7,7 @@ from contextlib import closing
 
 from service.access import keys
 from service.access.permissions import Scope
-from service.cli.open_store import prepared
+from service.cli.open_store import existing, prepared
 from service.cli.output import command_to_paste, minute, say, say_note
 from service.errors import Conflict, Invalid
 from service.settings import Settings
@@ -20,8 +20,9 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
     if options.action in ("rotate", "revoke") and options.id is None:
         command = command_to_paste(options, f"keys {options.action} ID")
         raise Invalid("no_id", f"the id of the key is required: {command}")
-    with closing(prepared(settings)) as database, database.write() as store:
-        is_create = options.action == "create"
+    is_create = options.action == "create"
+    opened = prepared if is_create else existing
+    with closing(opened(settings)) as database, database.write() as store:
         workspace = keys.workspace_named(store, options.workspace, make=is_create).id
         match options.action:
             case "create":
@@ -58,7 +59,8 @@ def _created(
 def _show_new(new: keys.NewKey) -> None:
     say(new.token)
     scopes = ", ".join(new.key.scopes)
-    say_note(f"key {new.key.id} with scope {scopes}; the token is shown only once, so save it")
+    plural = "s" if len(new.key.scopes) > 1 else ""
+    say_note(f"key {new.key.id} with scope{plural} {scopes}; it is shown only once, so save it")
 
 
 def _list(store: Store, workspace: str, options: argparse.Namespace) -> None:

@@ -77,7 +77,7 @@ async def compare_versions(
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
     dataset of one of them, if it still exists; otherwise the response is 409 `no_common_rows`.
     There is no verdict on rows that a version was fitted on; `no_verdict` says why. Choosing a
-    dataset requires the scope `fit`.
+    dataset requires the `fit` scope.
     """
     pair, data = await joined.executors.query.run(
         caller.workspace, _pair_and_dataset, joined, caller, name, (first, second), dataset

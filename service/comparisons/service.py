@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def has_judged_rows(self) -> bool:
-        """Whether both versions have stored judged rows of the same data."""
+        """Whether judged rows of the same data are stored for both versions."""
         return self.first.judged_data is not None and (
             self.first.judged_data == self.second.judged_data
         )

@@ -290,7 +290,7 @@ class PartUploads:
         if known is None:
             raise Conflict(
                 "upload_changed",
-                "this upload was meanwhile deleted, or committed with different parts: check it",
+                "this upload has been deleted, or committed with different parts: check it",
             )
         return Added(known, is_new=False)
 

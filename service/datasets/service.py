@@ -122,7 +122,7 @@ class Datasets:
         if not forget_dataset(self._database, self._blobs, dataset):
             raise Conflict(
                 "dataset_in_use",
-                "an unfinished fit needs this dataset, or it was just sent again: "
+                "an unfinished fit needs this dataset, or the dataset was just uploaded again: "
                 "cancel the fit or try again",
             )
 

@@ -301,7 +301,7 @@ class FitWatcher(Watcher[str, Fit]):
         return self.changes(fit.id, fit, _is_final)
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """Return the fit once it is final, after ``seconds``, or when ``stop`` is called."""
+        """Return the fit when it is final, ``seconds`` have passed, or ``stop`` is called."""
         return await self.until(fit.id, fit, _is_final, seconds)
 
 

@@ -28,7 +28,7 @@ def check_scope(principal: Principal, scope: Scope) -> None:
     """Raise if the caller's key lacks the scope."""
     if not principal.may(scope):
         raise Forbidden(
-            "missing_scope", f"this needs a key with the scope {scope!s}", scope=str(scope)
+            "missing_scope", f"this needs a key with the {scope!s} scope", scope=str(scope)
         )
 
 

@@ -180,7 +180,7 @@ class Blobs:
         (self._folder / key).unlink(missing_ok=True)
 
     def sign_put(self, key: str, seconds: float) -> str:
-        """Return a URL that accepts a blob by PUT for ``seconds``, without other credentials."""
+        """Return a presigned URL that allows a PUT of this blob for ``seconds``."""
         assert self._signer is not None  # noqa: S101 - check can_sign first
         with _translated_errors():
             return obstore.sign(self._signer, "PUT", key, timedelta(seconds=seconds))

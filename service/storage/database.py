@@ -235,6 +235,11 @@ def limit_statements(engine: Engine, seconds: float) -> None:
         facts["deadline"] = math.inf
         connection.set_progress_handler(lambda: time.monotonic() > facts["deadline"], CHECK_EVERY)
 
+    @event.listens_for(engine, "checkin")
+    def _end(_connection: Any, record: Any) -> None:
+        # the next user may bypass SQLAlchemy's cursors, as the listener for changes does
+        record.info["deadline"] = math.inf
+
     @event.listens_for(engine, "before_cursor_execute")
     def _begin(connection: Connection, *_: Any) -> None:
         is_limited = not connection.get_execution_options().get(UNLIMITED, False)

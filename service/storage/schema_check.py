@@ -27,7 +27,7 @@ def check_schema(database: Database, revision: str) -> None:
         f"the database is marked as schema {revision}, but {'; '.join(found[:SHOWN])}"
         f"{more}. Its tables were changed by hand, or created by a version of the service that was "
         "never released. Restore a backup, or change the tables to the expected schema: "
-        "docs/how-to/upgrade.md, 'A schema that differs'",
+        "docs/how-to/upgrade.md, 'If the schema differs'",
     )
 
 

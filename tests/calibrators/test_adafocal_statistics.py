@@ -258,10 +258,10 @@ def test_the_sums_of_a_row():
     ids=str,
 )
 def test_sums_that_contradict_the_rows_are_refused(changes):
-    with pytest.raises(DataError, match="contradict"):
+    with pytest.raises(DataError, match="inconsistent"):
         BinStatistics(SURE, sums(**changes))
     hostile = MAGIC + zlib.compress(plain_bytes(SURE, sums(**changes)))
-    with pytest.raises(DataError, match="contradict"):
+    with pytest.raises(DataError, match="inconsistent"):
         BinStatistics.from_bytes(hostile)
 
 
@@ -274,11 +274,11 @@ def cells(**counts: int) -> CountedRows:
 @pytest.mark.parametrize("rows", [1, EXACT_ROWS, MAX_ROWS + 1])
 def test_cells_of_too_few_or_too_many_rows_are_refused(rows):
     given = sums(count14=rows, correct14=rows, confidence14=min(rows, MAX_ROWS) * 2**30)
-    with pytest.raises(DataError, match="contradict"):
+    with pytest.raises(DataError, match="inconsistent"):
         BinStatistics(cells(count=rows, correct=rows), given)
-    with pytest.raises(DataError, match="contradict"):
+    with pytest.raises(DataError, match="inconsistent"):
         cells(count=1, correct=2)
-    with pytest.raises(DataError, match="contradict"):
+    with pytest.raises(DataError, match="inconsistent"):
         cells(count=-1, correct=-1)
 
 

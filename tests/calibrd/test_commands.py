@@ -227,7 +227,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit", "required: DATA"),
         ("fit VAL", "--name NAME"),
         ("fit VAL --name m --out f.calibrd", "--name NAME"),
-        ("fit VAL --name m --evaluation VAL", "must not be the file that is fitted on"),
+        ("fit VAL --name m --evaluation VAL", "must not be the same file as DATA"),
         ("fit VAL --out f.bin", "must end in .calibrd"),
         ("fit VAL --out f.calibrd --method bogus", "no method 'bogus'"),
         ("fit VAL --out f.calibrd --method temperature --param steps", "NAME=VALUE"),

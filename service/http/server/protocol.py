@@ -283,7 +283,7 @@ class HttpProtocol(TurnReader):
         self._refuse(self._refusal or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
-        """Close; send the error first unless it could be taken for another request's response."""
+        """Close the connection; first send the error unless it could pass for another response."""
         self._is_refused = True
         if self.transport.is_closing():
             return

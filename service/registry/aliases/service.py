@@ -105,7 +105,7 @@ def roll_back(
     reason: str = "",
     expected: int | None = None,
 ) -> Alias:
-    """Undo the last move of an alias that was not rolled back."""
+    """Undo an alias's last move that was not rolled back."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
     chosen = rollback_target(store, principal, name, there)

@@ -21,7 +21,7 @@ ERRORS = {
         "inputs[0].data must hold 6 values for the shape [2, 3], got 3",
     ),
     "401": ("No key, or an invalid one", "send a valid key"),
-    "403": ("The key has no predict scope", "this needs a key with the scope predict"),
+    "403": ("The key has no predict scope", "this needs a key with the predict scope"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
     "409": (

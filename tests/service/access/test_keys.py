@@ -124,5 +124,5 @@ def test_each_workspace_keeps_an_admin(local):
         )
         first = keys.create(store, ours, name="first", scopes=[Scope.ADMIN])
         keys.create(store, theirs, name="theirs", scopes=[Scope.ADMIN])
-        with pytest.raises(Conflict, match="the last valid key with the scope admin"):
+        with pytest.raises(Conflict, match="the last valid key with the admin scope"):
             keys.revoke(store, ours, first.key.id)

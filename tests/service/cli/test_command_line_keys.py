@@ -57,7 +57,7 @@ def test_the_first_key_needs_admin(tmp_path):
     refused = command("keys", "create", data_dir=tmp_path)
     assert refused.returncode == 2
     assert refused.stdout == ""
-    assert "the first key must have the scope admin" in refused.stderr
+    assert "the first key must have the admin scope" in refused.stderr
     assert "keys create --scopes admin --name first" in refused.stderr
     assert command("keys", "list", data_dir=tmp_path).stdout == ""
     assert command("keys", "create", "--scopes", "admin", data_dir=tmp_path).returncode == 0

@@ -213,7 +213,7 @@ def test_a_key_needs_the_predict_scope(http: httpx.Client) -> None:
         http.get("/v2/models/plain/ready", headers=headers),
     ):
         assert answer.status_code == 403
-        assert "scope predict" in answer.json()["error"]
+        assert "predict scope" in answer.json()["error"]
 
 
 def fingerprinted(http: httpx.Client, header: bytes | None, **parameters: Any) -> httpx.Response:

@@ -158,6 +158,22 @@ def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
         assert ended.wait(10)
 
 
+def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Path) -> None:
+    """The poll of SQLite was interrupted every two minutes, with a warning in the log."""
+    database = Database(f"sqlite:///{tmp_path}/calibrd.db", seconds=0.05)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    time.sleep(0.1)
+    many = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) "
+        "SELECT count(*) FROM n"
+    )
+    raw = database.unlimited.raw_connection()
+    assert raw.cursor().execute(many).fetchone() == (200_000,)
+    raw.close()
+    database.close()
+
+
 def test_who_waits_is_woken() -> None:
     """Long before the next poll, which is never."""
     state = {"a": 0}

@@ -160,7 +160,7 @@ def test_who_may_not_fit_is_shown_no_jobs(service: Local, reader: Local) -> None
     assert "./jobs" not in home
     refused = reader.get("/jobs")
     assert refused.status_code == 403
-    assert "needs a key with the scope fit" in Shell(refused.text).words
+    assert "needs a key with the fit scope" in Shell(refused.text).words
 
 
 def test_jobs_tell_how_they_go_on_and_can_be_cancelled(admin: Local) -> None:
