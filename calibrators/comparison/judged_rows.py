@@ -133,7 +133,10 @@ class JudgedRows:
         names = None if self.segments is None else list(self.segments.names)
         header: dict[str, Any] = {name: getattr(self, name) for name in HEADER if name != "rows"}
         text = json.dumps(
-            {**header, "rows": self.n, "segments": names}, sort_keys=True, separators=(",", ":")
+            {**header, "rows": self.n, "segments": names},
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,  # escaped names of 1,000 segments could exceed LONGEST_HEADER
         ).encode()
         columns = self._columns()
         with np.errstate(over="ignore"):  # a margin beyond float32 becomes infinite

@@ -35,6 +35,7 @@ from calibrators.numerics.parallel import Floats, scratch_bytes
 MAX_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
 BATCH = 1024  # rows per step in the published training
+WEIGHT_COPIES = 9  # of the network in training: gradients, moments, intermediate results
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
 
@@ -167,8 +168,9 @@ class Smart(AfterTemperature):
 
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory: logit copies or confidence tables, plus hidden units."""
+        weights = 8 * WEIGHT_COPIES * (k if self.indicator == "all_logits" else 1) * self.hidden
         if self.as_published:
-            return 8 * n * 3 * k + scratch_bytes()
+            return 8 * n * 3 * k + weights + scratch_bytes()
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
         network = 3 * self.hidden + 4
         if self._merges(n):
@@ -177,7 +179,7 @@ class Smart(AfterTemperature):
         else:
             inputs = 3 * k if self.indicator == "all_logits" else 0
             taken = 8 * n * (max(copies * k, network + curve_numbers(k)) + inputs)
-        return taken + scratch_bytes()
+        return taken + weights + scratch_bytes()
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
         if not self.as_published:

@@ -61,6 +61,17 @@ def test_bytes_and_back() -> None:
     assert np.allclose(again.after.nll, rows.after.nll, atol=1e-5)
 
 
+def test_long_names_of_many_segments_are_read_again() -> None:
+    """Escaped, they exceeded the limit of the header that the reader has."""
+    names = ["\N{GRINNING FACE}" * 196 + f"{number:04d}" for number in range(1000)]
+    data = sample(5000, segments=names * 5)
+    rows = fit_and_judge(TemperatureScaling(), data).rows
+    again = JudgedRows.load(rows.dump())
+    assert again.segments is not None
+    assert rows.segments is not None
+    assert again.segments.names == rows.segments.names
+
+
 def resealed(content: bytes, body: bytes) -> bytes:
     """The bytes with another body and the hash that goes with it."""
     return content[:8] + hashlib.sha256(body).digest() + body

@@ -68,6 +68,7 @@ def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
     [
         (100_000, 8, {"objective": "brier"}),
         (50_000, 50, {"indicator": "all_logits"}),
+        (60, 2000, {"indicator": "all_logits", "hidden": 2048}),
         (100_000, 50, {"indicator": "entropy"}),
         (10_000, 8, {"objective": "mse", "hidden": 2048}),
     ],
