@@ -133,6 +133,8 @@ def memory_bytes(
     probabilities before and after calibration and what the report keeps.
     """
     share = HELD_OUT if held_out is None else held_out
+    if held_out is None and n < HELD_OUT_FROM:
+        share = 1.0  # cross-fitting judges all rows
     if evaluation is None:
         numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
     else:
