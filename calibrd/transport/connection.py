@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from calibrators.backoff import Backoff
 from calibrd.errors import (
     CalibrdError,
     MaybeDone,
@@ -22,7 +23,6 @@ from calibrd.errors import (
     StoreAway,
     Unavailable,
 )
-from calibrd.transport.backoff import Backoff
 from calibrd.transport.flows import Flow, Pause, Response, Send
 from calibrd.transport.response_bodies import ACCEPTED, MEGABYTE
 from calibrd.transport.responses import error_of, seconds_to_wait
