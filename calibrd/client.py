@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import httpx
@@ -112,12 +111,7 @@ class Client(_ClientBase[httpx.Client], Blocking):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, flow: Flow[R]) -> R:
@@ -193,12 +187,7 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(self, flow: Flow[R]) -> R:

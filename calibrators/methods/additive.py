@@ -55,6 +55,7 @@ class AdditiveMap(CalibrationMap):
     """
 
     method = "additive"
+    complexity = 60
     keeps_class = True
     has_interval = True
 

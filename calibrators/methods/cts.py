@@ -29,6 +29,7 @@ class ClassTemperatureMap(TemperatureTypeMap):
     """``softmax(logits / class_temperatures[predicted class])``."""
 
     method = "cts"
+    complexity = 50
 
     class_temperatures: Floats
 

@@ -41,6 +41,7 @@ class HistogramMap(TopLabelMap):
     """The ``accuracy`` (b,) of the confidence's bin; ``edges`` (b - 1,) are log odds."""
 
     method = "histogram"
+    complexity = 110
 
     edges: Floats
     accuracy: Floats
@@ -140,6 +141,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
     """
 
     method = "histogram_one_vs_rest"
+    complexity = 160
 
     edges: Floats
     frequency: Floats

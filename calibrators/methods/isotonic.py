@@ -47,6 +47,7 @@ class IsotonicMap(TopLabelMap):
     """The accuracy of the fit set at each confidence, linear between ``confidence`` nodes."""
 
     method = "isotonic"
+    complexity = 120
 
     confidence: Floats
     accuracy: Floats
@@ -143,6 +144,7 @@ class IsotonicOneVsRestMap(OneVsRestMap):
     """
 
     method = "isotonic_one_vs_rest"
+    complexity = 170
 
     probability: Floats
     frequency: Floats

@@ -32,6 +32,7 @@ class MetaCalMap(CalibrationMap):
     """
 
     method = "metacal"
+    complexity = 130
     keeps_class = False
 
     base_temperature: float

@@ -36,6 +36,7 @@ class SegmentedMap(CalibrationMap):
     """
 
     method = "segmented"
+    complexity = 100
     keeps_class = None
     has_segments = True
 

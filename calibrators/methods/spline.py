@@ -41,6 +41,7 @@ class SplineMap(TopLabelMap):
     """
 
     method = "spline"
+    complexity = 70
 
     confidence: Floats
     correction: Floats

@@ -43,6 +43,7 @@ class TemperatureMap(TemperatureTypeMap):
     """``softmax(logits / temperature)``."""
 
     method = "temperature"
+    complexity = 10
 
     temperature: float
 

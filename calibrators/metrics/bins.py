@@ -71,6 +71,15 @@ class BinTable:
         """Accuracy minus mean confidence: negative means overconfident."""
         return ratio(self.correct_sum - self.confidence_sum, self.count)
 
+    def to_dict(self) -> dict[str, list[float | None]]:
+        """Return count, confidence and accuracy of each bin as JSON, null for empty bins."""
+        columns = {"confidence": self.mean_confidence, "accuracy": self.accuracy}
+        nullable = {
+            name: [None if np.isnan(value) else value for value in column.tolist()]
+            for name, column in columns.items()
+        }
+        return {"count": self.count.tolist(), **nullable}
+
     def ece(self) -> float:
         """Return the mean absolute gap, each bin weighted by its count."""
         return float(np.abs(self.correct_sum - self.confidence_sum).sum() / self.count.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["logits", "probabilities"]
 PRODUCTION = "production"  # the default alias
@@ -220,6 +220,13 @@ class Run:
     updated_at: float
 
 
+class SessionKey(NamedTuple):
+    """The key of a session: its run's id and its number."""
+
+    run: str
+    number: int
+
+
 @dataclass(frozen=True)
 class RunSession:
     """One start of a training job; its steps follow ``base_step``.
@@ -239,6 +246,11 @@ class RunSession:
     begun_at: float
     created_by: str
     created_at: float
+
+    @property
+    def key(self) -> SessionKey:
+        """The key of this session."""
+        return SessionKey(self.run, self.number)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from service.errors import Conflict
 from service.fits.execution import failed
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
-from service.runs.decisions import decide_due, release_merged
+from service.runs.watcher import decide_due, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import TRANSIENT, Database

@@ -14,8 +14,8 @@ from typing import IO, Any, TypeVar
 
 import structlog
 
+from calibrators.backoff import Backoff
 from service.access.quota import Quota
-from service.concurrency.backoff import Backoff
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
 from service.fits.execution import Ending, FitAttempt, NewVersion, Stop, conclude, ending_of, run
@@ -305,7 +305,7 @@ def retry(action: Callable[[], Result], seconds: float) -> Result:
         try:
             return action()
         except TRANSIENT as error:
-            backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+            backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
             pause = backoff.pause()
             if time.monotonic() + pause > deadline:
                 raise

@@ -7,7 +7,6 @@ import multiprocessing.util
 import queue
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -104,16 +103,15 @@ class Reporter:
         self,
         statistics: BinStatistics,
         before: Start,
-        local: Callable[[AdaFocalState], AdaFocalState],
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or that of ``local`` if it is late."""
+        """Submit a rank's pass; return the service's state, or the rank's own if that is late."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
             try:
                 self._decision = session.decisions.get(timeout=_seconds_to(until))
             except queue.Empty:
-                after = local(self._newest(before))
+                after = self._newest(before).update(statistics)
                 self._warn(
                     "no merged state within %g s (%s): rank %d continues with its own, at step %d",
                     self._budget,
