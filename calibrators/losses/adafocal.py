@@ -71,9 +71,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
         """Return the annotated types of the settings and of the parameters of every loss."""
         return {**field_hints(Settings), **super().hyper_parameters()}
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, self._gammas(torch.exp(-surprise.detach())))
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, self._gammas(torch.exp(-surprisal.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -163,7 +163,7 @@ class TopLabelCalibrator(AfterTemperature):
     def _fit_confidence(
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> TopLabelMap:
-        """Fit on each row's log odds of being right (float64) and whether it was (0.0 or 1.0).
+        """Fit on each row's log odds (float64) and whether its prediction was correct (0.0 or 1.0).
 
         ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Rows with a single finite
         logit, whose log odds are infinite, are left out: they are certain with any map.

@@ -99,7 +99,7 @@ class MetaCal(AfterTemperature):
     the bounds above, which are for scores fixed in advance, neglect that the score's one parameter,
     a temperature, comes from the same rows. The score is the paper's, the entropy of the softmax,
     after division by the exact temperature of all rows: the scale of the logits does not matter. If
-    the accepted rows have no finite temperature (all correct), that of all rows is used.
+    the accepted rows have no finite temperature (all correct), the temperature of all rows is used.
 
     Rejected rows have no largest class: if a prediction is needed, take it from the model.
 
@@ -194,7 +194,7 @@ class MetaCal(AfterTemperature):
 def _temperature(
     data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
 ) -> float:
-    """Return the exact temperature of the accepted rows; that of all rows if they have none."""
+    """Return the exact temperature of the accepted rows, or of all rows if they have none."""
     if accepted.all():
         return base.temperature
     inner = context.inner()

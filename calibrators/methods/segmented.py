@@ -136,8 +136,8 @@ class Segmented(Calibrator):
 
     the maximum a posteriori for log T_g ~ N(0, tau^2). tau, how much segments differ, is estimated
     from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
-    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment of a
-    few rows stays close to ``base``, one of many rows follows its own data, and without evidence
+    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment with
+    few rows stays close to ``base``, one with many rows follows its own data, and without evidence
     that segments differ, tau is 0 and all T_g are 1. The largest tau is 1, and T_g stays between
     1/16 and 16, with a BoundarySolution warning if it ends at a bound; each T_g is found by
     Newton's method within a bracket. With ``shrinkage="none"``, which is meant for comparison,
@@ -168,7 +168,7 @@ class Segmented(Calibrator):
     name = "segmented"
     summary = "a method for all rows, then a temperature for each segment, shrunk towards 1"
     reference = "empirical Bayes: Efron and Morris, JASA 1975"
-    cost = "that of its base plus 10 to 20 passes over the logits"
+    cost = "the cost of its base plus 10 to 20 passes over the logits"
     needs_segments = True
 
     base: str = "temperature"
@@ -230,7 +230,7 @@ def _warn_of_bounds(
 ) -> None:
     """Warn of segments at a bound, and of large ones that would be beyond it without shrinkage.
 
-    A single segment on a scale of its own may keep all others at the temperature of the base.
+    A single segment on a different scale may leave all others at the temperature of the base.
     """
     bounds = (1 / REACH, REACH)
     ended = [
@@ -274,7 +274,7 @@ def _first(names: Sequence[str]) -> str:
 def _describe(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution]
 ) -> list[dict[str, Any]]:
-    """Return each segment's temperature, and the one of its own rows alone if it is finite."""
+    """Return each segment's temperature, and the one without shrinkage if that is finite."""
     return [
         {
             "name": name,

@@ -26,7 +26,9 @@ SUBSAMPLE = 500
 MIN_START = 100
 OCTAVES = 4
 ITERATIONS = 100
-ALL_RIGHT = "every prediction on the fit set is right (or nearly so), so the best T is 0 or near it"
+ALL_RIGHT = (
+    "every prediction on the fit set is correct (or nearly so), so the best T is 0 or near it"
+)
 SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 

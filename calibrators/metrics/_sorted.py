@@ -45,7 +45,7 @@ class Ranked:
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Build it from scores that are already sorted, and the row of each."""
+        """Build it from sorted scores and the row of each score."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Blobs as responses, streamed in pieces so that no connection holds a whole blob in memory."""
+"""Blobs as responses, streamed in chunks so that no connection holds a whole blob in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blob_response(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) 
 
 
 def _pieces(opened: ExitStack, file: BinaryIO, sha256: str) -> Iterator[bytes]:
-    """Yield a file's bytes; raise before the last piece if their hash has changed."""
+    """Yield a file's bytes; raise before the last chunk if their hash has changed."""
     digest = hashlib.sha256()
     with opened:
         piece = file.read(PIECE)

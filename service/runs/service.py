@@ -91,8 +91,8 @@ def session_of(store: Store, run: Run, id: str | None) -> RunSession:
 
 
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """Return the last decided step of a session, or of the line that it continues."""
-    return head.decided or store.run_history.last_on_line(run.id, head.step)
+    """Return the last decided step of a session, or of the history that it continues."""
+    return head.decided or store.run_history.last_in_history(run.id, head.step)
 
 
 def annotate(

@@ -177,7 +177,7 @@ class QueueWorker:
             pending.delete()
 
     def _note_stuck(self) -> None:
-        """Have the process replaced, because a fit does not stop."""
+        """Request a new process, because a fit does not stop."""
         self.is_stuck = True
 
     def _clean_up(self, attempt: FitAttempt, ending: Ending, done: Fit | None) -> None:
@@ -190,7 +190,7 @@ class QueueWorker:
 
 
 def note_fit() -> None:
-    """Tell the supervisor of this process, if any, that it has claimed a fit."""
+    """Notify the supervisor of this process, if any, that it has claimed a fit."""
     path = os.environ.get(FITTING)
     if path:
         with suppress(OSError):

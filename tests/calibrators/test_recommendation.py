@@ -54,7 +54,7 @@ def test_the_lowest_nll_wins_where_the_difference_is_measurable() -> None:
     found = recommend([candidate("identity"), candidate("temperature")])
     assert found.place == 1
     assert found.reason.startswith("temperature has the lowest NLL (")
-    assert "of the 2 that lose neither accuracy nor ranking" in found.reason
+    assert "of the 2 that preserve accuracy and ranking" in found.reason
 
 
 def test_without_judged_rows_nothing_ties() -> None:

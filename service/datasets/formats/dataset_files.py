@@ -193,8 +193,8 @@ def _valid_row(layout: Layout, kind: Kind) -> Array:
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
-    Each block reports the first rule in RULES that it breaks. So the first of these rules is the
-    first that the file breaks, and no block that reports another rule has a row that breaks it.
+    Each block reports the first rule in RULES that it breaks. The first rule among all reports is
+    therefore the first that the file breaks, and only the blocks that report it break it.
     """
     total = values.layout.shape[0]
     step = rows_at_once(values.layout)

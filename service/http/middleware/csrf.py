@@ -40,7 +40,7 @@ def wants_page(scope: Scope) -> bool:
 
 
 def page_before(scope: Scope) -> str | None:
-    """Return the path of the service's own page that a request was sent from, if it is known."""
+    """Return the path of the dashboard page that a request was sent from, if it is known."""
     sent = urlsplit(header(scope, b"referer") or "")
     if not sent.netloc or sent.netloc != header(scope, b"host") or not is_page(sent.path):
         return None
