@@ -51,7 +51,7 @@ LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 for a hit."""
+    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 if a hit."""
 
     keys: Keys
 

@@ -220,7 +220,8 @@ class PartUploads:
                 "uploads_too_large",
                 f"the uncommitted uploads of a workspace may have at most "
                 f"{self._limits.open_bytes} bytes in total, and this request would bring "
-                f"them to {total}: commit or delete some; uncommitted uploads are deleted after a week",
+                f"them to {total}: commit or delete some; uncommitted uploads are deleted after a "
+                "week",
                 limit=self._limits.open_bytes,
             )
 
