@@ -81,7 +81,7 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
 
 
 def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return correctness as booleans; raise unless its shape (n,) is that of ``scores``."""
+    """Return correctness as booleans; raise unless ``scores`` has the same shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
     if scores.ndim != 1 or hits.shape != scores.shape:
         raise DataError(

@@ -82,7 +82,7 @@ class _ClientBase(Calls, Generic[Http]):
             return self._foreign
 
     def after_fork(self) -> None:
-        """Open new connections; those of the parent stay open, because it still uses them."""
+        """Open new connections; the parent still uses the old ones."""
         if not self._http.is_closed:
             self._open()
 

@@ -107,7 +107,7 @@ def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
     if chosen is not best:
         return (
             f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably above the lowest, "
-            f"that of {best.name} ({_nll(best):.4f})"
+            f"{best.name} ({_nll(best):.4f})"
         )
     others = f" of the {able} that preserve accuracy and ranking" if able > 1 else ""
     return f"{chosen.name} has the lowest NLL ({nll}){others}"

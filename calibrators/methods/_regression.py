@@ -57,7 +57,7 @@ class Regression(ABC):
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return derivatives with respect to the parameters from those for the scores."""
+        """Return derivatives with respect to the parameters from derivatives for the scores."""
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
         """Return the objective and its gradient; keep the probabilities for the other methods."""
@@ -151,7 +151,7 @@ class Diagonal(Regression):
         return np.array([column_sums(by_scores, x), column_sums(by_scores)])
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of each class's 2 x 2 block, plus that of a bias all classes share.
+        """Return the inverse of each class's 2 x 2 block, plus the inverse for a shared bias.
 
         Such a bias changes no probability: only the penalty gives it a curvature, which the blocks
         do not include.

@@ -84,7 +84,7 @@ class OnnxOthers(NamedTuple):
     """Tensors of an ONNX graph: all classes but the predicted one, relative to the top logit.
 
     ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
-    is finite (``alone``); ``log_odds`` (n, 1) are those of the top class, as doubles.
+    is finite (``alone``); ``log_odds`` (n, 1) of the top class are doubles.
     """
 
     logits: str

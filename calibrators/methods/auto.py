@@ -83,7 +83,7 @@ class Auto(Calibrator):
         return next((name for name in self.candidates if get_method(name).needs_segments), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the largest candidate, and of the folds if any."""
+        """Estimate the peak memory of the largest candidate, including any folds."""
         recipes = self._recipes()
         folds = 8 * (n * k + 4 * len(recipes) * n) if len(recipes) > 1 else 0
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())

@@ -140,7 +140,7 @@ class Isotonic(TopLabelCalibrator):
 class IsotonicOneVsRestMap(OneVsRestMap):
     """How often the label was k at each probability of k, linear between nodes; rows sum to 1.
 
-    Row k of ``probability`` (k, t) holds the nodes of class k, that of ``frequency`` the values.
+    Row k of ``probability`` (k, t) holds the nodes of class k, row k of ``frequency`` its values.
     """
 
     method = "isotonic_one_vs_rest"

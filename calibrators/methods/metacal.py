@@ -27,7 +27,7 @@ MIN_SHARE = 0.05
 class MetaCalMap(CalibrationMap):
     """``softmax(z / temperature)`` up to an entropy of ``threshold``, uniform above.
 
-    The entropy (in nats) is that of ``softmax(z / base_temperature)``. The uniform distribution
+    The entropy of ``softmax(z / base_temperature)`` is in nats. The uniform distribution
     covers the classes whose logit is not -inf.
     """
 

@@ -190,7 +190,7 @@ class Segmented(Calibrator):
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the base, plus its calibrated logits twice."""
+        """Estimate the peak memory: the base, plus its calibrated logits twice."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -244,7 +244,7 @@ def _warn_of_bounds(
         context.warn(
             BoundarySolution,
             f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
-            f"or 16 times that of the base: {_first(ended)}; choose a base that scales the logits "
+            f"or 16 times the base's: {_first(ended)}; choose a base that scales the logits "
             "first or, if it does, rescale these segments' logits to match the others",
         )
 
@@ -259,7 +259,7 @@ def _warn_of_missing_optima(
         context.warn(
             BoundarySolution,
             f"the rows of {len(without)} of {len(free)} segments have no temperature between 1/16 "
-            f"and 16 times that of the base, and keep that of the base: {_first(without)}",
+            f"and 16 times the base's, and keep the base's: {_first(without)}",
         )
 
 

@@ -119,7 +119,7 @@ AURC = Metric(
 
 
 def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the excess AURC: `aurc` minus that of the predictions in the best possible order.
+    """Return the excess AURC: `aurc` minus the AURC of the best possible order.
 
     Convention: the best order's area is the exact finite sum, not the limit
     `r + (1 - r) log(1 - r)`, so a perfect order scores exactly 0. Geifman et al. 2019.

@@ -195,7 +195,7 @@ class PartitionSums(NamedTuple):
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
     """Return the sums that temperature scaling needs, with ``d = row_max - logits``.
 
-    Blocks are computed in the dtype of the logits and summed in float64. Moments are those of
+    Blocks are computed in the dtype of the logits and summed in float64. Moments are of
     ``beta d``, whose size does not depend on the scale of the logits.
     """
 

@@ -181,7 +181,7 @@ def gate(interval: Interval, limit: float) -> Gate:
 
 
 def rooted(squared: Interval) -> Interval:
-    """Return the interval of the root-mean-square error from that of the debiased squared error.
+    """Convert the interval of the debiased squared error to the root-mean-square error.
 
     Convention: ``sqrt(max(0, bound))``, because the debiased square may be negative.
 

@@ -222,7 +222,7 @@ def is_distributed() -> bool:
 
 
 def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
-    """Return the given ranks, or those of torch.distributed, or this process alone."""
+    """Return the given ranks, or the ranks of torch.distributed, or this process alone."""
     if rank is None and world_size is None:
         if is_distributed():
             from calibrd.training.distributed import Distributed

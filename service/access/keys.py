@@ -172,7 +172,7 @@ class KeyRing:
                     store.keys.used(dict(used))
 
     def _replace(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
-        """Replace the keys of workspaces that have changed, and keep those of the others."""
+        """Replace the keys of workspaces that have changed, and keep all others."""
         keys = {
             key.id: key
             for key in self._keys.values()

@@ -72,7 +72,7 @@ class Body(BaseModel):
 
 
 def _example(kind: Any) -> Any:
-    """Return an example of a type: that of the body it contains, or its empty value."""
+    """Return an example of a type: the example of its body, or its empty value."""
     if _is_body(kind):
         return kind.example()
     inner = get_args(kind)

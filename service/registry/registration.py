@@ -189,7 +189,7 @@ def _check_answers(fitted: CalibrationMap) -> None:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether any JSON parser can read a value: finite, not too deep, valid text."""
+    """Return whether every JSON parser can read a value: finite, not too deep, valid text."""
     match value:
         case None | bool():
             return True

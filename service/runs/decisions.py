@@ -1,8 +1,8 @@
 """Decide the steps of runs: merge the statistics of all ranks, then write the decision once.
 
 Merging thousands of ranks takes seconds, so it happens outside of any transaction: statistics are
-read a few at a time, and the write lock is taken only to check that the ranks are still those that
-were merged, and to write the decision. Two processes may merge the same step; only one writes it.
+read a few at a time, and the write lock is taken only to check that no other rank has
+posted since, and to write the decision. Two processes may merge the same step; only one writes it.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a continuing job to those of the run; replace the description if given."""
+    """Add the tags of a continuing job to the run's tags; replace the description if given."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

@@ -1,4 +1,4 @@
-"""Wait for steps of runs, and decide those that are due."""
+"""Wait for steps of runs, and decide steps that are due."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Reporter:
         before: Start,
         local: Callable[[AdaFocalState], AdaFocalState],
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or that of ``local`` if it is late."""
+        """Submit a rank's pass; return the service's state, or ``local``'s result if it is late."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
@@ -136,7 +136,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps were sent; the next process of this run sends those in %s",
+                "not all steps were sent; the next process of this run sends the steps in %s",
                 self._outbox.path,
             )
 
@@ -168,7 +168,7 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return the run's position: that of this machine, unless the service has a newer one."""
+        """Return the run's position on this machine, unless the service has a newer one."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()

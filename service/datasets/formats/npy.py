@@ -2,7 +2,7 @@
 
 C and Fortran order and both byte orders are supported. numpy parses the header once its length
 and brackets have been checked, in time linear in at most 4 kB. Object arrays are refused before
-anything can be unpickled. Arrays of all formats are described and read like those of npy files.
+anything can be unpickled. Arrays of all formats are described and read like npy files.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ LINGER_BYTES = 1 << 20
 
 
 class HttpProtocol(TurnReader):
-    """One connection.
+    """One connection, with limits on what its parser buffers.
 
     The parser buffers headers, and trailers of a chunked body, until they end, at a cost that is
     quadratic in their length. Bytes that make no progress are therefore counted.
