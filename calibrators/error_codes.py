@@ -60,7 +60,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "bad_field": ErrorCode(400, "A field of an inference request breaks its rule."),
     "bad_fraction": ErrorCode(None, "A split needs a fraction between 0 and 1."),
     "bad_grace": ErrorCode(422, "The grace period of a rotated key is out of range."),
-    "bad_header": ErrorCode(400, "The header of the array format is broken.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
+    "bad_header": ErrorCode(400, "The header of an array is malformed.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
     "bad_held_out": ErrorCode(None, "`held_out` is out of range, or given together with an evaluation set."),
     "bad_idempotency_key": ErrorCode(422, "An Idempotency-Key must be one short line."),
     "bad_input": ErrorCode(None, "An argument of a metric or loss is missing, unexpected, or has the wrong shape or values."),

@@ -66,11 +66,11 @@ class TemperatureScaling(Calibrator):
     The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
     (every prediction correct) or T = infinity (worse than chance), T stops at a bound, 1e4 times
-    off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
-    FlatLogits warning.
+    smaller or larger than the scale of the logits, with a BoundarySolution warning; flat logits
+    give T = 1 with a FlatLogits warning.
 
-    ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
-    family: "mse", "brier", "soft_ece", "charbonnier" and "ece" (15 equal-width bins, or ``bins``);
+    ``objective``: "nll", "label_smoothing" (0.05), or an alternative that the papers compare with
+    them: "mse", "brier", "soft_ece", "charbonnier" and "ece" (15 equal-width bins, or ``bins``);
     these need not be convex and are minimised on a grid from T/16 to 16 T around the NLL optimum,
     refined to one part in a million (if the NLL itself ends at a bound, so does T). An objective
     that is still falling at the end of the grid is flagged as well.

@@ -55,7 +55,7 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return the begin and end of the tie group at each position (the last group at n)."""
+        """Return the start and end of the tie group at each position (the last group at n)."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")

@@ -1,4 +1,4 @@
-"""Conservative intervals for gates, for cases in which a bootstrap is blind or biased.
+"""Conservative intervals for gates, where a bootstrap sees no spread or is biased.
 
 Rows that are all correct, or all wrong, show no spread at all, and noise increases every ECE.
 """
@@ -18,11 +18,11 @@ SIGNIFICANT = 2.5
 
 
 def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Interval:
-    """Return the interval of the squared calibration error, widened where the bootstrap is blind.
+    """Return the interval of the squared calibration error, widened where rows show no spread.
 
     Upper bound: the error is at least the overall gap of all rows (Jensen), so it may be as large
     as the largest overall gap that Wilson's interval of the accuracy allows. Lower bound: a bin in
-    which all outcomes are equal counts with the part of its gap outside Wilson's interval.
+    which all outcomes are equal contributes only the part of its gap outside Wilson's interval.
 
     >>> all_right = Bin(0.0, 1.0, 100.0, 0.999, 1.0, 0.001, 0.963, 1.0)
     >>> found = cautious(Interval(1e-6, 1e-6, 1e-6, 0.95), [all_right], 0.95)

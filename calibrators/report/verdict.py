@@ -146,7 +146,7 @@ def in_doubt(change: Mapping[str, Interval]) -> bool:
 
 
 def together(interval: Interval) -> Interval:
-    """Return an interval widened so that all judged intervals hold together (Bonferroni).
+    """Return an interval widened so that all judged intervals hold jointly (Bonferroni).
 
     >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
     2.58

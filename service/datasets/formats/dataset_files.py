@@ -137,7 +137,7 @@ def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumn
             "name the values logits or probabilities, or state their kind",
         )
     if kind not in (None, known):
-        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset holds {known}")
+        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset contains {known}")
     return DatasetColumns(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
 
 
