@@ -233,7 +233,7 @@ def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
 
 
 def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
-    """Return values in the order of the rows, each chosen by the correctness of its row."""
+    """Return values in row order, chosen by whether the row is correct."""
     values: Floats = np.empty(ranked.score.size)
     np.copyto(of_wrong, of_right, where=ranked.hit)
     values[ranked.order] = of_wrong

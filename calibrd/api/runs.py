@@ -20,7 +20,7 @@ RESPONSE_SECONDS = 15
 
 
 class RunCalls(ApiBase):
-    """Calls about training runs."""
+    """Calls for training runs."""
 
     @call
     def open_run(

@@ -19,7 +19,7 @@ from calibrd.transport.responses import document_of, member_of, record_of, recor
 
 
 class VersionCalls(ApiBase):
-    """Calls about calibrators and versions."""
+    """Calls for calibrators and versions."""
 
     @call
     def methods(self) -> Flow[list[Method]]:

@@ -297,7 +297,7 @@ class PartUploads:
 
 
 def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
-    """Return an upload, or the dataset with equal bytes that its commit found."""
+    """Return an upload, or the dataset with identical bytes if its commit found one."""
     merged = store.idempotency.find(principal.workspace, COMMITTED + id)
     return find(store, principal, id if merged is None else merged[1]["id"])
 

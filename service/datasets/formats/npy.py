@@ -81,7 +81,7 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     """Parse a whole header, from the magic bytes to the newline."""
     if len(header) < header_length(header[:PREFIX]):
         raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
-    bad = Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
+    bad = Malformed("bad_header", "the npy header must contain descr, fortran_order and shape")
     brackets = sum(map(header.count, (b"(", b"[", b"{")))
     if brackets > MAX_BRACKETS or header.count(b",") > MAX_COMMAS:
         raise bad
