@@ -355,7 +355,7 @@ def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
 
 
 def plain_bytes(spread: Spread, sums: Integers) -> bytes:
-    """Return the bytes before compression: a letter for the kind of the spread, sums, spread."""
+    """Return the bytes before compression: a letter for the kind of ``spread``, then the data."""
     kind = ROWS if isinstance(spread, ExactRows) else CELLED
     return kind + planes(sums) + planes(spread.raw())
 

@@ -167,7 +167,7 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
 
 
 def _check_header(content: bytes) -> None:
-    """Raise Invalid if the header is larger than any of ours, before it is parsed."""
+    """Raise Invalid, before parsing the header, if it is larger than any that we write."""
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
