@@ -183,9 +183,9 @@ class CalibrationMap(ABC):
 
     @property
     def made_by(self) -> frozenset[str]:
-        """The methods whose fit may yield this map: its own, and one that chose or fell back to it.
+        """The methods whose fit may yield this map: its own, or one that chose it or fell back.
 
-        Only temperature scaling serves as a fallback. The ``fit_info`` of a map from elsewhere may
+        Only temperature scaling serves as a fallback. The ``fit_info`` of an untrusted map may
         contain anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]

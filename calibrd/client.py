@@ -1,4 +1,4 @@
-"""The two clients: the same calls, blocking or awaited."""
+"""The blocking and the asynchronous client, with the same calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _ClientBase(Calls, Generic[Http]):
             return self._foreign
 
     def after_fork(self) -> None:
-        """Open new connections; those of the parent stay open, because it still uses them."""
+        """Open new connections; the parent still uses the old ones."""
         if not self._http.is_closed:
             self._open()
 
@@ -90,8 +90,8 @@ class Client(_ClientBase[httpx.Client], Blocking):
     """Client of the service, which threads can share; close it, or use it as a context manager.
 
     ``url`` and ``api_key`` default to CALIBRD_URL and CALIBRD_API_KEY, or the service that
-    ``make serve`` runs on this machine. ``timeout`` is how many seconds the service may stay silent
-    during a request. Idempotent calls are retried for ``retry_seconds`` while the service is
+    ``make serve`` runs on this machine. ``timeout`` is how many seconds a request
+    waits for the next byte. Idempotent calls are retried for ``retry_seconds`` while the service is
     unreachable. Data larger than ``part_bytes`` is uploaded in parts of that size. A forked process
     opens its own connections.
 

@@ -18,7 +18,7 @@ LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
 
 
 class Candidate(NamedTuple):
-    """A fit to choose from; ``method`` is that of its map, ``rows`` are those it was judged on."""
+    """A fit to choose from, with the method of its map and the rows that it was judged on."""
 
     name: str
     method: str
@@ -34,7 +34,7 @@ class Recommendation(NamedTuple):
 
 
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """Return the fit with the lowest NLL that loses nothing, or a simpler one that ties with it.
+    """Return the admissible fit with the lowest NLL, or a simpler one that ties with it.
 
     Fits that were judged worse or on too few rows, or that lose accuracy or ranking, are
     left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows common to
@@ -88,7 +88,7 @@ def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
     if chosen is not best:
         return (
             f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably above the lowest, "
-            f"that of {best.name} ({_nll(best):.4f})"
+            f"{best.name} ({_nll(best):.4f})"
         )
-    others = f" of the {able} that lose neither accuracy nor ranking" if able > 1 else ""
+    others = f" of the {able} that preserve accuracy and ranking" if able > 1 else ""
     return f"{chosen.name} has the lowest NLL ({nll}){others}"

@@ -226,7 +226,7 @@ class _Job:
     def fit(
         self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
     ) -> CalibrationMap:
-        """Fit as the part of the job from ``start`` to ``end``; a judged fit issues no warnings."""
+        """Fit with progress from ``start`` to ``end``; a judged fit issues no warnings."""
         if self._cancel is not None and self._cancel():
             raise FitCancelled
 

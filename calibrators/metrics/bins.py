@@ -172,7 +172,7 @@ def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
 
 
 def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
-    """Return, per equal-width bin, the sum of confidences and the counts of wrong and right."""
+    """Return, per equal-width bin, the sum of confidences and the counts of misses and hits."""
     values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
     index = bin_index(values, bins, scratch)
     sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)

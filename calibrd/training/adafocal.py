@@ -22,7 +22,7 @@ class AdaFocal(Observer):
     """A focal loss that follows the model's calibration, and the run that records it.
 
     In each validation pass, call ``observe`` with every batch, then ``step``, which updates the
-    gammas of ``loss``. ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``,
+    gammas of ``loss``. ``settings`` are fields of ``calibrators.adafocal.Settings`` (``bins``,
     ``rate``, ...); or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in
     this process.
 

@@ -16,7 +16,7 @@ class Monitor(Observer):
     ``client`` is a client, a URL, or None to stay in this process. Neither an unavailable service
     nor a full disk stops training: no call waits longer than ``budget`` seconds. The run continues
     after its last step, from 0 with ``fresh``, or from the ``state_dict`` passed as ``resume``.
-    Ranks are those of torch.distributed, or are passed with a ``session`` that they share. Unsent
+    Ranks come from torch.distributed, or are passed with a ``session`` that they share. Unsent
     steps wait in ``folder``. It takes numpy arrays as well as tensors, and does not need torch.
 
     >>> monitor = Monitor(None, run="resnet")

@@ -253,7 +253,7 @@ def is_distributed() -> bool:
 
 
 def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
-    """Return the given ranks, or those of torch.distributed, or this process alone."""
+    """Return the given ranks, or the ranks of torch.distributed, or this process alone."""
     if rank is None and world_size is None:
         if is_distributed():
             from calibrd.training.distributed import Distributed
@@ -307,7 +307,7 @@ class RunningStatistics:
 def reduce_rows(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
     """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers per row.
 
-    Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
+    Logits (n,) or (n, 1) are the logits of class 1. Labels equal to ``ignore_index`` are left out.
     Tensors are reduced on their own device; anything else is converted to numpy.
 
     >>> reduce_rows([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()

@@ -143,7 +143,7 @@ class Keys(Repository):
         return int(self.session.scalar(select(func.count()).select_from(keys)) or 0)
 
     def revoke(self, workspace: str, id: str) -> bool:
-        """Revoke a key; return False if there is no such key or it was revoked before."""
+        """Revoke a key; return False if there is no such key or it was already revoked."""
         mine = (keys.c.id == id) & (keys.c.workspace == workspace) & keys.c.revoked_at.is_(None)
         announce(self.session)
         return self._execute(update(keys).where(mine).values(revoked_at=now())) == 1

@@ -80,8 +80,8 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
         return made
 
     verb("serve", serve, "run the API together with workers")
-    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
-    listing = verb("workers", list_workers, "list the workers that are alive")
+    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queue"))
+    listing = verb("workers", list_workers, "list the live workers")
     listing.add_argument("--here", action="store_true", help="list only workers on this machine")
     verb("migrate", migrate, "bring the database up to date, and exit")
     managing = "create, list, rotate or revoke API keys"

@@ -228,7 +228,7 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit as the Prefer header requests; return it and the honoured seconds.
+    """Wait for the fit as the Prefer header requests; return it and the seconds granted.
 
     A caller with too many waiting requests is answered at once: waiting is only a preference.
     """

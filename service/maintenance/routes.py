@@ -42,7 +42,7 @@ def health_routes(probe: Probe) -> list[Route]:
         return Response(ALIVE, media_type="application/json")
 
     async def readyz(request: Request) -> Response:
-        found = await probe.look()
+        found = await probe.read_async()
         return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
@@ -135,4 +135,4 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield seconds
     yield failed
     yield GaugeMetricFamily("calibrd_queue_depth", "Fits waiting for a worker.", value=waiting)
-    yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)
+    yield GaugeMetricFamily("calibrd_workers", "Live workers.", value=alive)

@@ -148,7 +148,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session whose part of the run's line includes ``step`` or starts after it."""
+        """Return the session whose part of the history includes ``step`` or starts after it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 

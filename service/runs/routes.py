@@ -214,7 +214,7 @@ def run_history(
     ] = None,
     after: AfterStep = None,
 ) -> Response:
-    """List the decided steps of a run, without those that a later session repeated."""
+    """List the decided steps of a run, without steps that a later session repeated."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
     with joined.database.read() as store:

@@ -82,7 +82,7 @@ def open_session(store: Store, principal: Principal, opening: Opening) -> Opened
 
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
     """Return the last decided step of a session, or of the line that it continues."""
-    return head.decided or store.run_history.last_on_line(run.id, head.step)
+    return head.decided or store.run_history.last_in_history(run.id, head.step)
 
 
 def annotate(
@@ -196,7 +196,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a continuing job to those of the run; replace the description if given."""
+    """Add the tags of a continuing job to the run's tags; replace the description if given."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

@@ -204,7 +204,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Run:
-    """A named run; ``settings`` are those of AdaFocal, None for a monitor."""
+    """A named run; ``settings`` configure AdaFocal, and are None for a monitor."""
 
     id: str
     workspace: str

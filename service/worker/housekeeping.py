@@ -188,7 +188,7 @@ class Housekeeping:
             self._requeue(store, fits)
 
     def _requeue(self, store: Store, fits: list[Fit]) -> None:
-        """Requeue fits whose attempt will never end, or fail those with too many attempts."""
+        """Requeue fits whose attempt will never end, or fail them after too many attempts."""
         for fit in fits:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(

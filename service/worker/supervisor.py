@@ -56,7 +56,7 @@ class WorkerSupervisor:
         return [slot.process.pid for slot in self._slots if slot.is_alive]
 
     def stop(self) -> None:
-        """Terminate the workers, and kill those that do not exit in time."""
+        """Terminate the workers, and kill any that do not exit in time."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -48,14 +48,14 @@ def test_a_tie_goes_to_the_simpler_method_in_whatever_order() -> None:
         assert order[found.place].name == "temperature"
         lowest = min(order, key=lambda one: one.report.metrics["nll"])
         if lowest.name != "temperature":
-            assert f"not measurably above the lowest, that of {lowest.name}" in found.reason
+            assert f"not measurably above the lowest, {lowest.name}" in found.reason
 
 
 def test_the_lowest_nll_wins_where_the_difference_is_measurable() -> None:
     found = recommend([candidate("identity"), candidate("temperature")])
     assert found.place == 1
     assert found.reason.startswith("temperature has the lowest NLL (")
-    assert "of the 2 that lose neither accuracy nor ranking" in found.reason
+    assert "of the 2 that preserve accuracy and ranking" in found.reason
 
 
 def test_without_judged_rows_nothing_ties() -> None:

@@ -134,7 +134,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps were sent; the next process of this run sends those in %s",
+                "not all steps were sent; the next process of this run sends the steps in %s",
                 self._outbox.path,
             )
 
@@ -166,7 +166,7 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return the run's position: that of this machine, unless the service has a newer one."""
+        """Return the run's position on this machine, unless the service has a newer one."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()

@@ -90,7 +90,7 @@ class Session:
         self.wanted, self.wanted_until = one.number, wanted_until
         self.is_resting = False
 
-    def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
+    def continues_from(self, step: int, state: AdaFocalState | None) -> bool:
         """Return whether the session continues from this position, if the trainer decides."""
         if self.plan.decides == "service" or self.is_left:
             return True
@@ -264,7 +264,7 @@ class Sender:
         # the service's clock sets the start time of a session that has just begun
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
-        if not session.goes_on_from(opened.step, opened.state):
+        if not session.continues_from(opened.step, opened.state):
             # a session with this id has continued elsewhere: use another id
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
             opened = self._client.open_run(**plan.opening(is_old=is_old))
