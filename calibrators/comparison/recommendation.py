@@ -27,14 +27,14 @@ SIMPLEST_FIRST = (
     "pts",
     "segmented",
     "histogram",
-    "bbq",
     "isotonic",
     "metacal",
-    "cts",
     "matrix",
     "dirichlet",
     "histogram_one_vs_rest",
     "isotonic_one_vs_rest",
+    "cts",
+    "bbq",
 )
 
 

@@ -69,6 +69,7 @@ class Bbq(TopLabelCalibrator):
     summary = "an average over histograms with different numbers of bins"
     reference = "Naeini et al., AAAI 2015"
     cost = "temperature scaling, a sort of the rows, and 50 n^(2/3) bins"
+    for_comparison = True
     copies = 0.25
     numbers_a_row = 13.0
 

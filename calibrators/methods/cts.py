@@ -118,6 +118,7 @@ class ClassTemperature(AfterTemperature):
     summary = "a temperature for each class's logits, by greedy search on the ECE"
     reference = "Frenkel and Goldberger, EUSIPCO 2021"
     cost = "65 exponentials for each row and class, up to 5 times"
+    for_comparison = True
 
     bins: Annotated[int, Ge(2), Le(1000)] = 15
     sweeps: Annotated[int, Ge(1), Le(100)] = 5
@@ -318,4 +319,4 @@ class GreedySearch:
     def _sums(self, confidence: Floats, correct: NDArray[np.bool_]) -> Floats:
         """Return the sum of confidence minus correctness in each bin."""
         index = np.ceil(confidence * self._bins).astype(np.intp)
-        return np.bincount(index, confidence - correct, self._bins + 1)
+        return np.bincount(index, confidence - correct, self._bins + 1).astype(np.float64)
