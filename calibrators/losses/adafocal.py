@@ -22,7 +22,8 @@ class AdaFocalLoss(WeightedCrossEntropy):
     ``state_dict``, so that a checkpoint restores it. Parameters are those of
     ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
 
-    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022.
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
+    Eq. 5.
 
     >>> from calibrators.adafocal import BinStatistics
     >>> loss = AdaFocalLoss()
@@ -113,9 +114,11 @@ class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
 
     With ``per_sample`` the sample's own p takes the place of C. Helps, as an ablation, to measure
-    what AdaFocal's memory adds. Its gammas are never negative, so it cannot raise confidence.
+    what AdaFocal's memory adds. Its gammas are never negative, so it cannot raise confidence. They
+    are at most ``gamma_max``, a bound that the paper does not have for CalFocal.
 
-    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 4.
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1
+    (Eq. 2 with ``per_sample``, Eq. 3 without).
 
     >>> CalFocalLoss(per_sample=True).state.settings.rule
     'calfocal_per_sample'

@@ -70,11 +70,11 @@ class TemperatureScaling(Calibrator):
     FlatLogits warning.
 
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
-    family: "ece" (equal-width bins), "ada_ece" (equal-mass bins), and those of
-    numerics.objectives, where ``lam`` is ``1 / (2 sigma^2)`` for soft bins of width sigma. These
-    need not be convex and are minimised on a grid from T/16 to 16 T around the NLL optimum, refined
-    to one part in a million (if the NLL itself ends at a bound, so does T). An objective that is
-    still falling at the end of the grid is flagged as well.
+    family: "ece" (equal-width bins), "ada_ece" (equal-mass bins), and those of numerics.objectives
+    ("soft_ece" and "charbonnier" are in the binned form), where ``lam`` is ``1 / (2 sigma^2)`` for
+    soft bins of width sigma. These need not be convex and are minimised on a grid from T/16 to 16 T
+    around the NLL optimum, refined to one part in a million (if the NLL itself ends at a bound, so
+    does T). An objective that is still falling at the end of the grid is flagged as well.
 
     ``grid="tenths"`` instead tries T = 0.1, 0.2, ..., 10 only, whatever the scale of the logits,
     and takes the lowest T on ties. With ``objective="ada_ece"`` this is how the AdaFocal paper
