@@ -107,11 +107,11 @@ class ClassTemperature(AfterTemperature):
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(6000, 3)) * 2
-    >>> y = (z - z.mean(axis=1, keepdims=True) + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> spoilt = (z - z.mean(axis=1, keepdims=True)) * [1, 1, 2]
-    >>> fitted = ClassTemperature().fit(CalibrationSet(spoilt, y))
-    >>> fitted.fit_info["value"] < 0.005
-    True
+    >>> z -= z.mean(axis=1, keepdims=True)
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> fitted = ClassTemperature().fit(CalibrationSet(z * [1, 1, 2], y))    # spoil one column
+    >>> [round(float(one), 1) for one in fitted.class_temperatures]
+    [1.4, 1.1, 1.6]
     """
 
     name = "cts"
@@ -273,7 +273,8 @@ class GreedySearch:
         """Return the leaders among the other columns."""
         now = self._leading
         score = self._x[:, column] * self._inverse[self.chosen[column]]
-        left = now.total - np.exp(score - now.largest)
+        # at least the largest itself, also after rounding
+        left = np.maximum(now.total - np.exp(score - now.largest), 1.0)
         top, runner = now.top.copy(), now.runner.copy()
         others = Leaders(top, now.largest.copy(), runner, now.second.copy(), left)
         leads = np.flatnonzero((now.top == column) | (now.runner == column))

@@ -168,7 +168,7 @@ def ece_sweep(
     >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1])
     0.35
     >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1], binning="width")
-    0.35
+    0.25
     """
     at_least("max_bins", max_bins, 1)
     if binning not in ("mass", "width"):

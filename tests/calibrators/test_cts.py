@@ -140,6 +140,19 @@ def test_kept_leaders_are_those_from_scratch() -> None:
     np.testing.assert_allclose(search._leading.total, expected.total, rtol=1e-9)
 
 
+def test_rows_of_full_confidence_stay_in_the_last_bin() -> None:
+    """Rounding must not lift a confidence above 1, however often columns are taken out."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 30)) * np.geomspace(1, 60, 400)[:, np.newaxis]
+    labels = np.where(rng.random(400) < 0.8, x.argmax(axis=1), 0)
+    search = cts.GreedySearch(x, labels, OURS, 15)
+    for column in [*range(30)] * 3:
+        search._improve(column)
+        assert search._leading.total.min() >= 1
+    expected = ece(softmax(x / OURS[search.chosen], axis=1), labels)
+    assert search._improve(0) / 400 == pytest.approx(expected, abs=1e-9)
+
+
 def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
     """As in Table 7 of the SMART paper, where CTS alone loses accuracy."""
     fit, test = sample("cal"), sample("test")
