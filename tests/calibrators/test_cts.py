@@ -140,17 +140,14 @@ def test_kept_leaders_are_those_from_scratch() -> None:
     np.testing.assert_allclose(search._leading.total, expected.total, rtol=1e-9)
 
 
-def test_rows_of_full_confidence_stay_in_the_last_bin() -> None:
-    """Rounding must not lift a confidence above 1, however often columns are taken out."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(400, 30)) * np.geomspace(1, 60, 400)[:, np.newaxis]
-    labels = np.where(rng.random(400) < 0.8, x.argmax(axis=1), 0)
-    search = cts.GreedySearch(x, labels, OURS, 15)
-    for column in [*range(30)] * 3:
-        search._improve(column)
-        assert search._leading.total.min() >= 1
-    expected = ece(softmax(x / OURS[search.chosen], axis=1), labels)
-    assert search._improve(0) / 400 == pytest.approx(expected, abs=1e-9)
+def test_no_confidence_rises_above_one_by_rounding() -> None:
+    """1 + e rounds to 1 where e is near 1e-16, and taking out e again would leave less than 1."""
+    gap = np.linspace(36, 38, 200)
+    x = np.stack([gap, np.zeros(200), np.full(200, -1.0)], axis=1)
+    labels = np.resize([0, 0, 0, 1], 200)
+    search = cts.GreedySearch(x, labels, np.ones(1), 15)
+    assert search._without(1).total.min() == 1
+    assert search._improve(1) / 200 == pytest.approx(0.25)
 
 
 def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
