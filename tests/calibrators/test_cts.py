@@ -143,11 +143,11 @@ def test_kept_leaders_are_those_from_scratch() -> None:
 def test_no_confidence_rises_above_one_by_rounding() -> None:
     """1 + e rounds to 1 where e is near 1e-16, and taking out e again would leave less than 1."""
     gap = np.linspace(36, 38, 200)
-    x = np.stack([gap, np.zeros(200), np.full(200, -1.0)], axis=1)
+    x = np.stack([gap, np.zeros(200), np.zeros(200)], axis=1)
     labels = np.resize([0, 0, 0, 1], 200)
     search = cts.GreedySearch(x, labels, np.ones(1), 15)
-    assert search._without(1).total.min() == 1
-    assert search._improve(1) / 200 == pytest.approx(0.25)
+    assert search._without(2).total.min() == 1
+    assert search._improve(2) / 200 == pytest.approx(0.25)
 
 
 def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
