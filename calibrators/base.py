@@ -319,6 +319,8 @@ class Calibrator(ABC):
     reference: ClassVar[str]
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
+    for_comparison: ClassVar[bool] = False
+    """Whether the method is there to reproduce papers: `auto` tries it only if it is named."""
     copies: ClassVar[float] = 0.25
     numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

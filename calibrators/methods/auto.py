@@ -155,7 +155,8 @@ class Auto(Calibrator):
                     f"Auto.candidates names {name!r}, which may change the predicted class: "
                     "that needs allow_class_change=True",
                 )
-        names = self.candidates or (changing if self.allow_class_change else [])
+        by_default = [name for name in changing if not all_methods()[name].for_comparison]
+        names = self.candidates or (by_default if self.allow_class_change else [])
         known = dict.fromkeys([BASE, *names])
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
 

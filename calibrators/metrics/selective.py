@@ -91,6 +91,18 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
     return _auroc(Ranked.of(scaled, np.arange(entropy.size) >= inside.shape[0]))
 
 
+OOD_AUROC = Metric(
+    name="ood_auroc",
+    title="AUROC of out-of-distribution rows",
+    meaning="How well the entropy of the probabilities separates out-of-distribution rows from "
+    "the others: the chance that one of them has the higher entropy. Only with `ood`.",
+    function=ood_auroc,
+    measure=lambda scored: scored.ood_auroc,
+    position=125,
+    higher_is_better=True,
+)
+
+
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the area under the risk-coverage curve: mean error of the i most confident rows.
 

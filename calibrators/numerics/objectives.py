@@ -9,9 +9,11 @@ tensors.
 - ``brier``: mean over samples of the squared distance from p to the one-hot label.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
   centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
-  ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``.
+  ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``. This is
+  the binned form of Karandikar et al. 2021; ``lam = 1 / (2 sigma^2)``, sigma the width of a bin.
 - ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``, Eq. 6 of the
-  SMART paper, whose residual is relative to the centre of a bin; for comparison only.
+  SMART paper, whose residual is relative to the centre of a bin, and with a delta of 0 its Eq. 5,
+  which the paper calls SoftECE; for comparison only.
 - ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6 it is
   minimised by confidences near 0 and 1; for comparison only.
 """

@@ -17,7 +17,7 @@ from calibrators.report.report import Report, evaluate
 from calibrators.sample import TITLE, sample
 from calibrd.cli.context import AddCommand, CommandContext
 
-WIDEST_NAME = 21
+WIDEST_NAME = 27
 HEAD = {
     "ECE before": 10,
     "ECE after": 9,

@@ -14,6 +14,7 @@ from calibrators import (
     FitCancelled,
     FitError,
     ParameterError,
+    all_methods,
     fit_and_judge,
 )
 from calibrators.errors import OutOfTime, SmallSample
@@ -142,6 +143,15 @@ def test_methods_that_change_the_class_are_asked_for() -> None:
         "additive",
         "vector",
     ]
+
+
+def test_methods_for_comparison_are_tried_only_if_they_are_named() -> None:
+    by_default = set(Auto(allow_class_change=True)._recipes())
+    assert {"vector", "dirichlet"} < by_default
+    assert not {name for name in by_default if all_methods()[name].for_comparison}
+    assert all_methods()["cts"].for_comparison
+    named = Auto(candidates=("cts", "bbq"), allow_class_change=True).fit(draw(600, 3))
+    assert [one["method"] for one in named.fit_info["candidates"]] == ["additive", "cts", "bbq"]
 
 
 def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None:
