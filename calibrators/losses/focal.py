@@ -60,7 +60,7 @@ def _base(surprise: Tensor, strength: Tensor) -> Tensor:
 
 
 class WrongWayGradients(CalibrationWarning):
-    """A gamma so large that some samples are pushed away from their label."""
+    """A parameter at which the loss pushes some samples away from their label."""
 
     code = "wrong_way_gradients"
 
