@@ -15,19 +15,22 @@ from calibrators.losses.focal import SMALLEST
 
 @dataclass(eq=False, repr=False)
 class DualFocalLoss(Loss):
-    """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
+    """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability below p_y.
 
-    Helps when focal loss ends underconfident. A row that is predicted wrongly weighs up to
-    2^gamma here; in the authors' code, and with ``as_published``, p_j is the largest probability
-    below p_y, so that no row weighs more than 1.
-    Reference: Tao et al., Dual focal loss for calibration, 2023.
+    Helps when focal loss ends underconfident. This is the loss of the authors' released code, by
+    which the published figures were measured: no row weighs more than 1, and p_j is 0 if no class
+    is below the label. In their paper's formula, ``as_published=False``, p_j is the largest
+    probability of the other classes, and a row that is predicted wrongly weighs up to 2^gamma.
+    References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
+    reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j altogether where
+    p_y < p_j; the code takes the largest one below p_y).
 
     >>> round(DualFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 7)
     9.78e-05
     """
 
     gamma: Annotated[float, Ge(0), Le(100)] = 5.0
-    as_published: bool = False
+    as_published: bool = True
 
     name: ClassVar[str] = "dual_focal"
     summary: ClassVar[str] = "focal loss that also considers the strongest wrong class"
