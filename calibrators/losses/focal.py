@@ -34,10 +34,10 @@ class _Powered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
         strength = torch.as_tensor(gamma, dtype=surprise.dtype, device=surprise.device)
-        base = _base(surprise, strength)
-        power = base.pow(strength.abs())
+        log_base = _log_base(surprise, strength)
+        power = torch.exp(strength.abs() * log_base)
         tilt = (torch.exp(-surprise) * surprise).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
-        slope = power * (1 + strength * tilt / base)
+        slope = power * (1 + strength * tilt / log_base.exp())
         ctx.save_for_backward(surprise, strength, slope)
         return power * surprise
 
@@ -47,16 +47,22 @@ class _Powered(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def plain(at: Tensor) -> Tensor:
-                return _base(at, strength).pow(strength.abs()) * at
+                return torch.exp(strength.abs() * _log_base(at, strength)) * at
 
             return differentiable_gradient(plain, surprise, grad_output), None
         return grad_output * slope, None
 
 
-def _base(surprise: Tensor, strength: Tensor) -> Tensor:
-    """Return 1 - p, or 1 + p where gamma is negative."""
-    doubt = (-torch.expm1(-surprise)).clamp(min=SMALLEST)  # exact where p is near 1
-    return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprise))
+def _log_base(surprise: Tensor, strength: Tensor) -> Tensor:
+    """Return log(1 - p), or log(1 + p) where gamma is negative.
+
+    Exact where p is near 1, and where it is near 0, which matters for very large gammas.
+    """
+    p = torch.exp(-surprise)
+    of_likely = (-torch.expm1(-surprise)).clamp(min=SMALLEST).log()
+    of_unlikely = torch.log1p(-p.clamp(max=0.5))
+    doubt = torch.where(p < 0.5, of_unlikely, of_likely)
+    return torch.where(strength >= 0, doubt, torch.log1p(p))
 
 
 class WrongWayGradients(CalibrationWarning):
