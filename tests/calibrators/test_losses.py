@@ -13,10 +13,11 @@ from torch import Tensor
 
 from calibrators.errors import ParameterError
 from calibrators.losses.base import Loss, argmax
+from calibrators.losses.contrastive import contrastive
 from calibrators.losses.correctness_ranking import CorrectnessRankingLoss
 from calibrators.losses.focal import WrongWayGradients
 from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
-from calibrators.losses.refcal import contrastive, refinement
+from calibrators.losses.refcal import refinement
 from calibrators.losses.registry import make_loss
 from calibrators.losses.seca import AloneInClass
 from calibrators.losses.selective_risk import confidence_score
