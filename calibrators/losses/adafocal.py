@@ -22,7 +22,8 @@ class AdaFocalLoss(WeightedCrossEntropy):
     ``state_dict``, so that a checkpoint restores it. Parameters are those of
     ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
 
-    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022.
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
+    Eq. 5.
 
     >>> from calibrators.adafocal import BinStatistics
     >>> loss = AdaFocalLoss()
