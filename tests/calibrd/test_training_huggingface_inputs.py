@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,40 @@ def test_correctness_ranking_knows_each_sample_by_its_index(
     plain = F.cross_entropy(logits[:half], labels[:half]).item()
     if not within_refcal:  # an evaluation has no history
         assert made.evaluate()["eval_loss"] == pytest.approx(plain, rel=1e-5)
+
+
+def test_refcal_of_tokens_leaves_out_the_ignored_ones(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(bert().config)
+    words, _ = batch()
+    labels = words % CLASSES
+    labels[:, 4:] = -100
+    data = [{"input_ids": row, "labels": one} for row, one in zip(words, labels, strict=True)]
+    callback = huggingface.MonitorCallback(None, run="alone", head="classifier", loss="refcal")
+    made = trainer(tmp_path, model, callback, per_device_eval_batch_size=ROWS)
+    found = made.evaluate(data)
+    with torch.no_grad():
+        output = model.eval()(words, output_hidden_states=True)
+    kept = labels != -100
+    wanted = make_loss("refcal").eval()(
+        output.logits[kept], labels[kept], embeddings=output.hidden_states[-1][kept]
+    )
+    assert found["eval_loss"] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_a_copy_of_a_watched_model_works_alone(tmp_path: Path) -> None:
+    model = bert()
+    callback = huggingface.MonitorCallback(None, run="alone", head="classifier", loss="refcal")
+    made = trainer(tmp_path, model, callback)
+    words, _ = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(copy.deepcopy(model)(words).logits, model(words).logits)
+    made.train()
+    plain = huggingface.MonitorCallback(None, run="alone", loss="cross_entropy")
+    found = trainer(tmp_path, model, plain).evaluate()  # the column index is of no use to it
+    assert found["eval_loss"] == pytest.approx(found["eval_nll"], rel=1e-5)
 
 
 def test_a_model_made_for_training_is_watched(tmp_path: Path) -> None:
