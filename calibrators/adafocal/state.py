@@ -19,32 +19,47 @@ Floats = NDArray[np.float64]
 
 # exponents of updates are clipped to this: exp overflows beyond it
 MAX_EXPONENT = 700.0
+# gammas without a bound stop here: far larger ones overflow float32, and the SDK refuses them
+LARGEST_GAMMA = 1e18
 
 
 @dataclass(frozen=True)
 class Settings:
     """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
 
-    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))`` and switches its sign (focal,
-    inverse-focal) when its magnitude falls below ``switch_at``. ``calfocal``, its memoryless
-    predecessor, sets gamma to ``exp(rate (C - A))``; ``calfocal_per_sample`` uses the p of each
+    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))``, keeps it between ``gamma_min``
+    and ``gamma_max`` (None, or infinity: no bound), and switches its sign (focal, inverse-focal)
+    when its magnitude falls below ``switch_at``. ``calfocal``, its memoryless predecessor, sets
+    gamma to ``exp(rate (C - A))``, without any bound; ``calfocal_per_sample`` uses the p of each
     sample in place of C.
+
+    >>> Settings(gamma_max=math.inf).gamma_max, Settings(gamma_max=math.inf).highest
+    (None, 1e+18)
     """
 
     bins: Annotated[int, Ge(1), Le(1000)] = 15
     rate: Annotated[float, Gt(0), Le(1000)] = 1.0
-    gamma_max: Annotated[float, Gt(0), Le(100)] = 20.0
+    gamma_max: Annotated[float, Gt(0), Le(100)] | None = 20.0
     gamma_min: Annotated[float, Ge(-100), Le(0)] = -2.0
     switch_at: Annotated[float, Ge(0), Le(1)] = 0.2
     rule: Rule = "adafocal"
 
     def __post_init__(self) -> None:
+        if self.gamma_max == math.inf:  # None, because JSON has no infinity
+            object.__setattr__(self, "gamma_max", None)
         check_fields(self)
-        if self.switch_at > min(self.gamma_max, -self.gamma_min):
+        if self.switch_at > min(self.gamma_max or math.inf, -self.gamma_min):
             raise ParameterError(
                 "bad_parameter",
                 f"switch_at must be at most gamma_max and -gamma_min, got {self.switch_at}",
             )
+
+    @property
+    def highest(self) -> float:
+        """The largest gamma under these settings."""
+        if self.rule != "adafocal" or self.gamma_max is None:
+            return LARGEST_GAMMA
+        return self.gamma_max
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +91,7 @@ class AdaFocalState:
             object.__setattr__(self, name, array)
         if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
             raise DataError("bad_state", "edges must increase from 0 to 1")
-        low, high = self.settings.gamma_min, self.settings.gamma_max
+        low, high = self.settings.gamma_min, self.settings.highest
         if not ((self.gammas >= low) & (self.gammas <= high)).all():
             raise DataError("bad_state", f"gammas must lie between {low:g} and {high:g}")
         if (self.accuracy < 0).any() or (self.accuracy > 1).any():
@@ -157,9 +172,9 @@ def _next(settings: Settings, gamma: float, gap: float) -> float:
     """Return gamma after an update with ``gap`` = C - A of its bin."""
     exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, settings.rate * gap))
     if settings.rule != "adafocal":
-        return min(settings.gamma_max, math.exp(exponent))
+        return min(settings.highest, math.exp(exponent))
     if gamma >= 0:
-        gamma = min(settings.gamma_max, gamma * math.exp(exponent))
+        gamma = min(settings.highest, gamma * math.exp(exponent))
         return -settings.switch_at if abs(gamma) < settings.switch_at else gamma
     gamma = max(settings.gamma_min, gamma * math.exp(-exponent))
     return settings.switch_at if abs(gamma) < settings.switch_at else gamma

@@ -10,7 +10,8 @@ import reprlib
 import sys
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
@@ -48,6 +49,11 @@ def broken_rule(hint: Any, value: Any) -> str | None:
         return rule if rule is not None else _broken_bound(arguments[1:], value)
     if origin is Literal:
         return None if value in arguments else "one of " + ", ".join(map(repr, arguments))
+    if origin in (Union, UnionType):
+        rules = [broken_rule(one, value) for one in arguments]
+        return None if None in rules else " or ".join(filter(None, rules))
+    if hint is NoneType:
+        return None if value is None else "None"
     if origin is tuple:
         if not isinstance(value, tuple):
             return 'a tuple (in JSON a list, ["a", "b"])'

@@ -95,7 +95,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         settings = self.state.settings
         if settings.rule == "calfocal_per_sample" and self.state.step:
             exponent = settings.rate * (probability - accuracy[place])
-            return exponent.exp().clamp(max=settings.gamma_max)
+            return exponent.exp().clamp(max=settings.highest)
         return gammas[place]
 
     def _on(self, like: Tensor) -> tuple[Tensor, ...]:
@@ -113,12 +113,12 @@ class AdaFocalLoss(WeightedCrossEntropy):
 class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. Helps, as an ablation, to measure
-    what AdaFocal's memory adds. Its gammas are never negative, so it cannot raise confidence. They
-    are at most ``gamma_max``, a bound that the paper does not have for CalFocal.
+    With ``per_sample`` the sample's own p takes the place of C. As in the paper, gammas have no
+    bound: ``gamma_max`` is AdaFocal's. Helps, as an ablation, to measure what AdaFocal's memory
+    adds. Its gammas are never negative, so it cannot raise confidence.
 
-    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1
-    (Eq. 2 with ``per_sample``, Eq. 3 without).
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:
+    Eq. 3, and Eq. 2 with ``per_sample``.
 
     >>> CalFocalLoss(per_sample=True).state.settings.rule
     'calfocal_per_sample'
@@ -148,5 +148,5 @@ class CalFocalLoss(AdaFocalLoss):
     def hyper_parameters(cls) -> dict[str, Any]:
         """Return the annotated types of its own parameter and of those it shares with AdaFocal."""
         inherited = super().hyper_parameters()
-        names = ("bins", "rate", "gamma_max", "reduction", "ignore_index")
+        names = ("bins", "rate", "reduction", "ignore_index")
         return {"per_sample": bool, **{name: inherited[name] for name in names}}

@@ -12,22 +12,27 @@ from torch import Tensor
 from calibrators.losses.base import Loss, argmax, differentiable_gradient
 from calibrators.losses.focal import SMALLEST
 
+FAR = 1e30  # below any log-probability
+
 
 @dataclass(eq=False, repr=False)
 class DualFocalLoss(Loss):
-    """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
+    """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability below p_y.
 
-    Helps when focal loss ends underconfident. A misclassified row weighs up to
-    2^gamma here; in the authors' code, and with ``as_published``, p_j is the largest probability
-    below p_y, so that no row weighs more than 1.
-    Reference: Tao et al., Dual focal loss for calibration, 2023.
+    Helps when focal loss ends underconfident. This is the loss of the authors' released code, by
+    which the published figures were measured: no row weighs more than 1, and p_j is 0 if no class
+    is below the label. In their paper's formula, ``as_published=False``, p_j is the largest
+    probability of the other classes, and a row that is predicted wrongly weighs up to 2^gamma.
+    References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
+    reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j altogether where
+    p_y < p_j; the code takes the largest one below p_y).
 
     >>> round(DualFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 7)
     9.78e-05
     """
 
     gamma: Annotated[float, Ge(0), Le(100)] = 5.0
-    as_published: bool = False
+    as_published: bool = True
 
     name: ClassVar[str] = "dual_focal"
     summary: ClassVar[str] = "focal loss that also considers the strongest wrong class"
@@ -54,7 +59,9 @@ class _DualPowered(torch.autograd.Function):
         log_p = torch.log_softmax(logits, dim=1)
         of_label = log_p.gather(1, place)
         if as_published:
-            runner_up = argmax(log_p.masked_fill(log_p >= of_label, -torch.inf))[:, None]
+            # arithmetic is ten times faster than masked_fill where the mask cannot be predicted
+            beyond = torch.ge(log_p, of_label, out=torch.empty_like(log_p))
+            runner_up = argmax(beyond.mul_(-FAR).add_(log_p))[:, None]
         else:
             runner_up = argmax(log_p.scatter_(1, place, -torch.inf))[:, None]
             log_p.scatter_(1, place, of_label)

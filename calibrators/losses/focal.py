@@ -34,10 +34,10 @@ class _Powered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:
         strength = torch.as_tensor(gamma, dtype=surprisal.dtype, device=surprisal.device)
-        base = _base(surprisal, strength)
-        power = base.pow(strength.abs())
+        log_base = _log_base(surprisal, strength)
+        power = torch.exp(strength.abs() * log_base)
         tilt = (torch.exp(-surprisal) * surprisal).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
-        slope = power * (1 + strength * tilt / base)
+        slope = power * (1 + strength * tilt / log_base.exp())
         ctx.save_for_backward(surprisal, strength, slope)
         return power * surprisal
 
@@ -47,20 +47,26 @@ class _Powered(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def plain(at: Tensor) -> Tensor:
-                return _base(at, strength).pow(strength.abs()) * at
+                return torch.exp(strength.abs() * _log_base(at, strength)) * at
 
             return differentiable_gradient(plain, surprisal, grad_output), None
         return grad_output * slope, None
 
 
-def _base(surprisal: Tensor, strength: Tensor) -> Tensor:
-    """Return 1 - p, or 1 + p where gamma is negative."""
-    doubt = (-torch.expm1(-surprisal)).clamp(min=SMALLEST)  # exact where p is near 1
-    return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprisal))
+def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
+    """Return log(1 - p), or log(1 + p) where gamma is negative.
+
+    Exact where p is near 1, and where it is near 0, which matters for very large gammas.
+    """
+    p = torch.exp(-surprisal)
+    of_likely = (-torch.expm1(-surprisal)).clamp(min=SMALLEST).log()
+    of_unlikely = torch.log1p(-p.clamp(max=0.5))
+    doubt = torch.where(p < 0.5, of_unlikely, of_likely)
+    return torch.where(strength >= 0, doubt, torch.log1p(p))
 
 
 class WrongWayGradients(CalibrationWarning):
-    """A gamma so large that some samples are pushed away from their label."""
+    """A parameter at which the loss pushes some samples away from their label."""
 
     code = "wrong_way_gradients"
 

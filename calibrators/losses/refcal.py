@@ -12,23 +12,7 @@ from torch import Tensor
 
 from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss
-
-SMALLEST = 1e-6  # smallest norm of an embedding that has a direction
-
-
-def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss of each anchor (n,), on L2-normalised embeddings.
-
-    ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``; 0 for
-    an anchor without a positive. Reference: Khosla et al., Supervised contrastive learning, 2020.
-    """
-    unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
-    similar = unit @ unit.T / temperature
-    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    log_share = torch.log_softmax(similar.masked_fill(itself, -torch.inf), dim=1)
-    positive = (labels[:, None] == labels) & ~itself
-    sums = torch.where(positive, log_share, 0.0).sum(dim=1)
-    return -sums / positive.sum(dim=1).clamp(min=1)
+from calibrators.losses.contrastive import SMALLEST, contrastive
 
 
 def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -55,7 +39,8 @@ class RefCalLoss(Loss):
     before the last. Helps the order of the confidences in the balanced task of
     docs/studies/losses.md, but not in its long tail, for which it is meant. ``hard_pairs`` uses the
     refinement loss itself in place of its bound. The source gives no constants; temperature 0.1 and
-    weight 1 are our choice. The cost is quadratic in the batch.
+    weight 1 are our choice. The cost is quadratic in the batch. The authors' code trains in two
+    stages instead: see ``SupervisedContrastive``.
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.
 

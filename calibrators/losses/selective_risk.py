@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
+from calibrators.errors import ParameterError
 from calibrators.losses.base import Loss
+from calibrators.losses.focal import WrongWayGradients
 
 Score = Literal["msp", "margin", "neg_entropy"]
 
@@ -35,14 +38,29 @@ class SelectiveRiskLoss(Loss):
     """AU: the area under the risk-coverage curve, restricted to the less confident rows.
 
     Each row's cross-entropy is weighted by ``beta = -C ln(1 - G(min(s, tau)))``: s its confidence
-    score, G the batch's distribution of s smoothed by ``smoothing`` over ``bins`` equal bins of the
-    score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). Counts, tau and C carry no
-    gradient, nor do the weights unless ``weight_gradient`` is set (the paper's form: then the first
-    ``warm_up`` batches are plain cross-entropy, because training from scratch gets stuck
-    otherwise). The cost is O(n bins), without a sort. Helps when predictions below a threshold are
-    deferred: the most confident rows count most, up to tau, beyond which more confidence gains
-    nothing. Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and
-    inverse focal loss, 2025.
+    score, G the batch's distribution of s smoothed by ``smoothing`` (nu) over ``bins`` equal bins
+    of the score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). The cost is O(n bins),
+    without a sort. Helps when predictions below a threshold are deferred: the most confident rows
+    count most, up to tau, beyond which more confidence gains nothing.
+
+    Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
+    (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
+    ``weight_gradient`` can get stuck, because it lowers its weights by lowering its confidence;
+    then the first ``warm_up`` batches can be plain cross-entropy. The label's logit of a right row
+    is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))`` (score ``msp``). As
+    ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, no row is if
+    ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
+    ``safe_smoothing`` for other scores.
+
+    ``normalise=False`` leaves out C. ``accumulate`` counts the scores of all training batches since
+    ``next_epoch()``. ``second_softmax`` computes the score from the softmax of p. The authors' code
+    has 64 bins and all of these at once: ``weight_gradient``, ``threshold_gradient``,
+    ``accumulate``, ``second_softmax`` (for ``neg_entropy`` it divides the score by ln k instead, so
+    that its nu is nu ln k here) and ``normalise=False``; it also keeps G within
+    [1/(n + 1), n/(n + 1)] for batches of n.
+
+    Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
+    focal loss, 2025, Eq. 19 to 23 and 36.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
     >>> round(SelectiveRiskLoss()(logits, torch.tensor([0, 1])).item(), 3)
@@ -54,6 +72,10 @@ class SelectiveRiskLoss(Loss):
     smoothing: Annotated[float, Gt(0), Le(1)] = 0.1
     bins: Annotated[int, Ge(2), Le(10_000)] = 100
     weight_gradient: bool = False
+    threshold_gradient: bool = False
+    normalise: bool = True
+    accumulate: bool = False
+    second_softmax: bool = False
     warm_up: Annotated[int, Ge(0)] = 0
 
     name: ClassVar[str] = "selective_risk"
@@ -61,36 +83,97 @@ class SelectiveRiskLoss(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.threshold_gradient and not self.weight_gradient:
+            raise ParameterError(
+                "bad_parameter",
+                "threshold_gradient needs weight_gradient=True: the threshold is part of the "
+                "weights",
+            )
         self.batches = torch.nn.Buffer(torch.tensor(0))
+        self.counts = torch.nn.Buffer(torch.zeros(self.bins, dtype=torch.int64))
+        self._is_checked = False
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         surprisal = F.nll_loss(log_p, labels, reduction="none")
+        if self.learns:
+            self._check_smoothing(logits.shape[1])
         if self.learns and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
                 return surprisal
         with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
-            weights = self._weights(confidence_score(log_p, self.score), logits.shape[1])
-        return weights * surprisal
+            scored = torch.log_softmax(log_p.exp(), dim=1) if self.second_softmax else log_p
+            score = confidence_score(scored, self.score)
+        return self._weights(score, logits.shape[1]) * surprisal
+
+    def next_epoch(self) -> None:
+        """Mark the end of an epoch: accumulated counts begin again."""
+        self.counts.zero_()
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
         low, high = (-math.log(classes), 0.0) if self.score == "neg_entropy" else (0.0, 1.0)
         score = score.clamp(low, high)  # rounding may exceed the range of the bins
-        fixed = score.detach()
-        count = torch.histc(fixed, self.bins, low, high) / len(fixed)
+        share = self._share_of_bins(score.detach(), low, high)
         centres = (
             low + (torch.arange(self.bins, device=score.device) + 0.5) * (high - low) / self.bins
         )
-        tau = _quantile(fixed, self.coverage)
+        tau = _quantile(score if self.threshold_gradient else score.detach(), self.coverage)
 
         def below(values: Tensor) -> Tensor:
             steps = torch.sigmoid((values[..., None] - centres) / self.smoothing)
-            return (steps * count).sum(dim=-1)
+            return (steps * share).sum(dim=-1)
 
-        share = below(torch.minimum(score, tau))
-        return -torch.log((1 - share).clamp(min=SMALLEST)) / below(tau).clamp(min=SMALLEST)
+        rank = below(torch.where(score < tau, score, tau))
+        weights = -torch.log((1 - rank).clamp(min=SMALLEST))
+        return weights / below(tau.detach()).clamp(min=SMALLEST) if self.normalise else weights
+
+    def _share_of_bins(self, score: Tensor, low: float, high: float) -> Tensor:
+        """Return the share of the scores in each bin: of this batch, or of the epoch so far."""
+        counts = torch.histc(score, self.bins, low, high)
+        if not self.accumulate:
+            return counts / len(score)
+        counts = self.counts + counts.long()
+        if self.learns:
+            self.counts.copy_(counts)
+        return counts.to(score.dtype) / counts.sum()
+
+    def _check_smoothing(self, classes: int) -> None:
+        """Warn in the first training batch if right rows can be pushed away from their label."""
+        if self._is_checked or not self.weight_gradient:
+            return
+        self._is_checked = True
+        needed = safe_smoothing(self.score, classes, second_softmax=self.second_softmax)
+        if needed is not None and self.smoothing < needed:
+            warnings.warn(
+                f"with smoothing {self.smoothing} the weight gradient can push rightly classified "
+                f"samples away from their label: use at least {needed:.3f} (score {self.score}, "
+                f"{classes} classes), or weight_gradient=False",
+                WrongWayGradients,
+                stacklevel=6,
+            )
+
+
+def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) -> float | None:
+    """Return the smoothing from which on no right row is pushed away from its label.
+
+    ``a/e`` where the score s grows by at most ``a p (1 - p)`` with the label's logit: a = 1 for
+    ``msp``, 2 for ``margin``; with a second softmax e / (e + k - 1) and (e + 1) / (e + k - 1). None
+    for ``neg_entropy``, for which no bound is known. It holds if tau carries no gradient.
+
+    >>> round(safe_smoothing("msp", 10), 3), round(safe_smoothing("margin", 10), 3)
+    (0.368, 0.736)
+    >>> round(safe_smoothing("msp", 10, second_softmax=True), 3)
+    0.085
+    """
+    if score == "neg_entropy":
+        return None
+    if second_softmax:
+        slope = (math.e + (score == "margin")) / (math.e + classes - 1)
+    else:
+        slope = 1.0 if score == "msp" else 2.0
+    return slope / math.e
 
 
 def _quantile(values: Tensor, share: float) -> Tensor:

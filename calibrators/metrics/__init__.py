@@ -9,6 +9,7 @@ import inspect as _inspect
 
 from calibrators.metrics._noise_floor import *
 from calibrators.metrics._sorted import *
+from calibrators.metrics.agreement import *
 from calibrators.metrics.bins import *
 from calibrators.metrics.calibration import *
 from calibrators.metrics.classwise import *

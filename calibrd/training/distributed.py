@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from calibrators.adafocal import BinStatistics
-from calibrd.training.observer import Ranks
+from calibrd.training.observer import Ranks, T
 
 
 class Distributed(Ranks):
@@ -22,9 +22,14 @@ class Distributed(Ranks):
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
         """Return the sum over all ranks; the terms are integers, so their order does not matter."""
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, statistics.to_bytes())
+        parts = self.gathered(statistics.to_bytes())
         return sum(map(BinStatistics.from_bytes, parts), BinStatistics.empty())
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order."""
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
+        return parts
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the document of rank 0, sent as JSON, which preserves every bit of a number."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, checkpoint_entry
+import numpy as np
+
+from calibrators.adafocal import Summary
+from calibrators.metrics import ClassAgreement
+from calibrd.io.arrays import as_array
+from calibrd.training.observer import (
+    BUDGET_SECONDS,
+    IGNORED,
+    Observer,
+    checkpoint_entry,
+    flat_rows,
+)
 from calibrd.training.reporting.reporter import Service
 from calibrd.training.reporting.sessions import Start
 
@@ -19,11 +30,21 @@ class Monitor(Observer):
     Ranks come from torch.distributed, or are passed with a ``session`` that they share. Unsent
     steps wait in ``folder``. It takes numpy arrays as well as tensors, and does not need torch.
 
+    With ``diagnose``, ``agreement`` has the diagnostics of the SECA paper after each step: entropy,
+    KL divergence and cosine (``calibrators.metrics.ClassAgreement``), over the classes of each
+    observed batch, and over all ranks of torch.distributed. They cost a pass over all classes on
+    the CPU and are not sent.
+
     >>> monitor = Monitor(None, run="resnet")
     >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])
     >>> summary = monitor.step()
     >>> monitor.steps, summary.rows, round(summary.accuracy, 3)
     (1, 3, 0.667)
+    >>> monitor = Monitor(None, run="resnet", diagnose=True)
+    >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 1])
+    >>> _ = monitor.step()
+    >>> round(monitor.agreement.cosine, 3)
+    0.992
     """
 
     kind = "monitor"
@@ -41,7 +62,10 @@ class Monitor(Observer):
         fresh: bool = False,
         resume: dict[str, Any] | None = None,
         folder: str | Path | None = None,
+        diagnose: bool = False,
     ) -> None:
+        self.agreement: ClassAgreement | None = None  # of the last pass, if asked for
+        self._observed_agreement = ClassAgreement() if diagnose else None
         super().__init__(
             client,
             run,
@@ -62,6 +86,27 @@ class Monitor(Observer):
         """The number of the last step."""
         return self._steps
 
+    def observe(self, logits: Any, labels: Any) -> None:
+        """Add a batch of the validation pass: logits (n, k) or (n, k, d1, ...) and labels."""
+        super().observe(logits, labels)
+        if self._observed_agreement is not None:
+            self._observed_agreement += agreement_of(logits, labels, self.ignore_index)
+
+    def discard(self) -> None:
+        """Discard what was observed since the last step."""
+        super().discard()
+        if self._observed_agreement is not None:
+            self._observed_agreement = ClassAgreement()
+
+    def step(self) -> Summary:
+        """End a validation pass and return its summary, over all ranks that communicate."""
+        summary = super().step()
+        if self._observed_agreement is not None:
+            parts = self._ranks.gathered(self._observed_agreement)
+            self.agreement = sum(parts, ClassAgreement())
+            self._observed_agreement = ClassAgreement()
+        return summary
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {"run": self.run, "step": self._steps}
@@ -70,6 +115,20 @@ class Monitor(Observer):
         """Continue from the step of a checkpoint."""
         self._steps = _step_in(document)
         self._note_checkpoint(document)
+
+
+def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> ClassAgreement:
+    """Return how the predictions of one batch agree with the mean of their class.
+
+    >>> round(agreement_of([[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 0, -100]).kl_divergence, 3)
+    0.918
+    """
+    rows, truth = flat_rows(
+        as_array(logits, "logits"), as_array(labels, "labels").astype(np.intp), ignore_index
+    )
+    if rows.ndim == 1 or rows.shape[1] == 1:  # those of class 1
+        rows = np.stack([np.zeros(len(truth)), rows.reshape(-1)], axis=1)
+    return ClassAgreement.from_logits(rows, truth)
 
 
 def _step_in(checkpoint: object) -> int:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ IGNORED = -100
 AT_ONCE = 1 << 16
 NO_ROWS = RowTerms(np.empty(0), np.empty(0, dtype=bool), np.empty(0))
 
+T = TypeVar("T")
 _log = logging.getLogger("calibrd")
 
 
@@ -59,6 +60,10 @@ class Ranks:
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the document of rank 0, if the ranks communicate."""
         return document
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all ranks that communicate, in their order."""
+        return [value]
 
 
 class Steered(Protocol):
@@ -324,16 +329,19 @@ def statistics_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> BinS
     return BinStatistics.from_log_odds(*reduce_rows(logits, labels, ignore_index))
 
 
-def _reduce_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
+def flat_rows(logits: Array, labels: Array, ignore_index: int) -> tuple[Array, Array]:
+    """Return logits (n, k), or (n,) of class 1, and labels (n,), without the ignored rows."""
     _check_shapes(logits.shape, labels.shape)
     if logits.ndim > 1:
         logits = np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1])
         labels = labels.reshape(-1)
     kept = labels != ignore_index
-    logits, labels = logits[kept], labels[kept]
-    if not len(labels):
-        return NO_ROWS
-    return row_terms(logits, labels)
+    return logits[kept], labels[kept]
+
+
+def _reduce_arrays(logits: Array, labels: Array, ignore_index: int) -> RowTerms:
+    logits, labels = flat_rows(logits, labels, ignore_index)
+    return row_terms(logits, labels) if len(labels) else NO_ROWS
 
 
 def _reduce_tensors(logits: Tensor, labels: Tensor, ignore_index: int) -> RowTerms:

@@ -220,9 +220,39 @@ def test_calfocal_has_no_memory(rule):
     for gap in (0.4, -0.4, 0.1):
         state = state.update(rows_with_gap(gap))
         assert state.gammas == pytest.approx([math.exp(5 * gap)], rel=2e-3)
-    assert AdaFocalState.initial(bins=1, rate=1000.0, rule=rule).update(
-        rows_with_gap(0.5)
-    ).gammas.tolist() == [20.0]
+
+
+@pytest.mark.parametrize("rate", [1.0, 10.0, 100.0])
+def test_calfocal_has_no_bound(rate):
+    state = AdaFocalState.initial(bins=1, rate=rate, rule="calfocal", gamma_max=2.0)
+    gap = 0.4
+    found = state.update(rows_with_gap(gap)).gammas
+    assert np.log(found) == pytest.approx([rate * gap], rel=1e-3)
+    steep = AdaFocalState.initial(bins=1, rate=1000.0, rule="calfocal")
+    assert steep.update(rows_with_gap(0.5)).gammas.tolist() == [1e18]
+
+
+def test_without_gamma_max_a_gamma_grows_as_long_as_there_is_a_gap():
+    state = AdaFocalState.initial(bins=1, rate=8.0, gamma_max=math.inf)
+    for _ in range(12):
+        state = state.update(rows_with_gap(0.4))
+    assert np.log(state.gammas) == pytest.approx([12 * 8 * 0.4], rel=1e-3)
+    for _ in range(12):
+        state = state.update(rows_with_gap(-0.4))
+    assert np.log(state.gammas) == pytest.approx([0.0], abs=0.05)
+    bounded = AdaFocalState.initial(bins=1, rate=10.0, gamma_max=50.0)
+    for _ in range(12):
+        bounded = bounded.update(rows_with_gap(0.4))
+    assert bounded.gammas.tolist() == [50.0]
+
+
+def test_settings_without_gamma_max_are_plain_json():
+    state = AdaFocalState.initial(gamma_max=math.inf, rate=1000.0).update(rows_with_gap(0.9))
+    text = json.dumps(state.to_dict(), allow_nan=False)
+    again = AdaFocalState.from_dict(json.loads(text))
+    assert again == state
+    assert again.settings == Settings(gamma_max=None, rate=1000.0)
+    assert again.gammas.max() > 1e17
 
 
 def test_as_json_and_back_every_bit_stays():
@@ -275,6 +305,8 @@ def test_a_document_that_is_no_state_is_refused(change):
         ({"bins": 0}, "bins must be at least 1, got 0"),
         ({"rate": 0.0}, "rate must be greater than 0"),
         ({"gamma_min": 1.0}, "gamma_min must be at most 0"),
+        ({"gamma_max": 0.0}, "gamma_max must be greater than 0 or None, got 0.0"),
+        ({"gamma_max": "inf"}, "gamma_max must be a finite number or None, got 'inf'"),
         ({"switch_at": 0.5, "gamma_min": -0.3}, "switch_at must be at most .* got 0.5"),
         ({"rule": "focal"}, "rule must be one of"),
     ],

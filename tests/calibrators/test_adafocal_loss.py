@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import numpy as np
 import pytest
@@ -222,10 +223,32 @@ def test_calfocal_takes_gammas_from_the_bins_and_per_sample_from_p():
     assert each.tolist() == pytest.approx((-((1 - p) ** gamma) * np.log(p)).tolist())
     state = steered([0.5, 2.0], rate=4.0, rule="calfocal_per_sample")
     each = AdaFocalLoss(state, reduction="none")(logits, labels)
-    gamma = np.minimum(20, np.exp(4 * (p - np.where(p < 0.5, 0.1, 0.9))))
+    gamma = np.exp(4 * (p - np.where(p < 0.5, 0.1, 0.9)))
     assert each.tolist() == pytest.approx((-((1 - p) ** gamma) * np.log(p)).tolist())
     start = AdaFocalLoss(rule="calfocal_per_sample", reduction="none")(logits, labels)
     assert start.tolist() == pytest.approx((-(1 - p) * np.log(p)).tolist())
+
+
+@pytest.mark.parametrize("rate", [1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_calfocal_is_the_formula_of_the_paper_however_large_its_gammas(rate, dtype):
+    """Eq. 2, -(1 - p)^gamma log p for gamma = exp(rate (p - A)), with its derivative by log p."""
+    state = steered([1.0, 1.0], rate=rate, rule="calfocal_per_sample")
+    surprise = np.logspace(-3, 1.4, 60)
+    leaf = torch.tensor(np.stack([-surprise, np.log(-np.expm1(-surprise))], axis=1), dtype=dtype)
+    leaf.requires_grad_()
+    each = AdaFocalLoss(state, reduction="none")(leaf, torch.zeros(60, dtype=torch.long))
+    each.sum().backward()
+    for number, size in enumerate(surprise.tolist()):
+        p = math.exp(-size)
+        accuracy = 0.1 if p < 0.5 else 0.9
+        gamma = math.exp(min(rate * (p - accuracy), math.log(1e18)))
+        power = math.exp(gamma * math.log1p(-p))
+        within = 3e-3 if dtype == torch.float32 else 1e-7  # rate times the rounding of p
+        assert each[number].item() == pytest.approx(power * size, rel=within, abs=1e-30)
+        # d loss / d surprise, times d surprise / d logit of the label
+        slope = power * (1 + gamma * p * size / (1 - p)) * (p - 1)
+        assert leaf.grad[number, 0].item() == pytest.approx(slope, rel=within, abs=1e-30)
 
 
 def test_wrong_use_is_named():

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from helpers.loss_batches import CLASSES, ROWS, batch, every_variant, fresh, made
 from torch import Tensor
 
-from calibrators.errors import ParameterError
+from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss, argmax
+from calibrators.losses.contrastive import contrastive
 from calibrators.losses.correctness_ranking import CorrectnessRankingLoss
 from calibrators.losses.focal import WrongWayGradients
 from calibrators.losses.online_label_smoothing import OnlineLabelSmoothingLoss
-from calibrators.losses.refcal import contrastive, refinement
+from calibrators.losses.refcal import refinement
 from calibrators.losses.registry import make_loss
 from calibrators.losses.seca import AloneInClass
 from calibrators.losses.selective_risk import confidence_score
@@ -202,7 +203,7 @@ def test_selective_risk_weights_carry_a_gradient_only_below_the_quantile() -> No
 
 def test_selective_risk_warms_up_on_cross_entropy() -> None:
     logits, labels, _ = batch()
-    loss = make_loss("selective_risk", warm_up=2, weight_gradient=True)
+    loss = make_loss("selective_risk", warm_up=2, weight_gradient=True, smoothing=0.4)
     found = [loss(logits, labels) for _ in range(3)]
     plain = F.cross_entropy(logits, labels)
     torch.testing.assert_close(found[0], plain)
@@ -412,6 +413,14 @@ def test_aurc_of_very_many_rows_is_finite() -> None:
 def test_what_cannot_be_made_is_told(name: object, params: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make_loss(name, **params)
+
+
+def test_correctness_ranking_without_an_index_is_cross_entropy_in_evaluations_only() -> None:
+    logits, labels, _ = batch()
+    loss = fresh("correctness_ranking")
+    with pytest.raises(DataError, match=r"call loss\(logits, labels, index=...\)"):
+        loss(logits, labels)
+    torch.testing.assert_close(loss.eval()(logits, labels), F.cross_entropy(logits, labels))
 
 
 def test_correctness_ranking_counts_what_was_right() -> None:

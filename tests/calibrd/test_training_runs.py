@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from helpers.refusals import refused
 from helpers.training_passes import line_of, passes, stepped
 
 import calibrd
+from calibrators.adafocal import BinStatistics
 from calibrd.errors import NotCalibrd, Unauthenticated
 from calibrd.training import AdaFocal, Monitor
 
@@ -32,6 +34,27 @@ def test_a_run_goes_on_where_it_was(client: calibrd.Client) -> None:
         assert anew.state.step == 0
         stepped(anew, fourth)
     assert line_of(client, "goes-on") == [1]
+
+
+def test_a_run_without_a_bound_on_gamma(client: calibrd.Client) -> None:
+    given = passes(3)
+    with AdaFocal(client, run="unbound", rate=300.0, gamma_max=math.inf) as job:
+        stepped(job, *given)
+    assert line_of(client, "unbound") == [1, 2, 3]
+    history = client.run_history("unbound")
+    assert max(history[-1].gammas or []) > 1e6
+    assert np.array_equal(history[-1].gammas, job.state.gammas)
+    assert client.get_run("unbound").settings == job.state.settings
+    with AdaFocal(client, run="unbound", rate=300.0, gamma_max=None) as again:
+        assert again.state == job.state
+
+    session = client.open_run("served", settings=job.state.settings, decides="service")
+    for step, (logits, labels) in enumerate(given):
+        seen = BinStatistics.from_logits(logits.numpy(), labels.numpy())
+        client.send_statistics("served", step + 1, seen, session=session)
+    state = client.run_state("served", after=2, wait=30, session=session).state
+    assert state is not None
+    assert state.is_near(job.state, 1e-6)
 
 
 def test_an_older_checkpoint_is_a_session_from_its_step(client: calibrd.Client) -> None:

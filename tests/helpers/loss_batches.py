@@ -17,7 +17,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in all_losses()},
     "selective_risk margin": ("selective_risk", {"score": "margin"}),
     "selective_risk entropy": ("selective_risk", {"score": "neg_entropy"}),
-    "selective_risk gradient": ("selective_risk", {"weight_gradient": True}),
+    "selective_risk accumulated": (
+        "selective_risk",
+        {"accumulate": True, "second_softmax": True, "normalise": False},
+    ),
+    "selective_risk gradient": ("selective_risk", {"weight_gradient": True, "smoothing": 0.4}),
     "selective_risk entropy gradient": (
         "selective_risk",
         {"score": "neg_entropy", "weight_gradient": True},
@@ -25,7 +29,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "aurc entropy": ("aurc", {"score": "neg_entropy"}),
     "correctness_ranking entropy": ("correctness_ranking", {"score": "neg_entropy"}),
     "correctness_ranking margin": ("correctness_ranking", {"score": "margin"}),
-    "dual_focal as published": ("dual_focal", {"as_published": True}),
+    "dual_focal formula": ("dual_focal", {"as_published": False}),
     "calfocal per sample": ("calfocal", {"per_sample": True}),
     "refcal hard pairs": ("refcal", {"hard_pairs": True}),
     "refcal seca": ("refcal", {"loss": "seca"}),

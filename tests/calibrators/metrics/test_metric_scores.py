@@ -21,6 +21,7 @@ from calibrators.metrics import (
     classwise_auroc,
     e_aurc,
     nll,
+    one_vs_one_auroc,
     ood_auroc,
     refinement_auroc,
     row_scores,
@@ -99,6 +100,32 @@ def test_classwise_auroc_leaves_out_absent_classes(sample) -> None:
     expected = np.mean([roc_auc_score(labels[kept] == c, probabilities[kept, c]) for c in range(3)])
     assert classwise_auroc(probabilities[kept], labels[kept]) == pytest.approx(expected)
     assert np.isnan(classwise_auroc([[0.5, 0.5]], [0]))
+
+
+@pytest.mark.parametrize("classes", [2, 4, 30])
+@pytest.mark.parametrize("decimals", [1, 12])
+def test_one_vs_one_auroc_agrees_with_scikit_learn(sample, classes: int, decimals: int) -> None:
+    probabilities, labels = sample(1500, classes=classes)
+    rounded = probabilities.round(decimals) + 10.0**-decimals
+    rounded /= rounded.sum(axis=1, keepdims=True)
+    theirs = (
+        roc_auc_score(labels, rounded, multi_class="ovo")
+        if classes > 2
+        else roc_auc_score(labels, rounded[:, 1])
+    )
+    assert one_vs_one_auroc(rounded, labels) == pytest.approx(theirs)
+
+
+def test_one_vs_one_auroc_is_the_mean_over_pairs_of_classes_with_rows(sample) -> None:
+    probabilities, labels = sample(300, classes=5)
+    kept = (labels != 3) & ((labels != 1) | (np.arange(300) < 60))  # class 1 is rare
+    probabilities, labels = probabilities[kept], labels[kept]
+    areas = []
+    for first, second in itertools.permutations([0, 1, 2, 4], 2):
+        pair = (labels == first) | (labels == second)
+        areas.append(roc_auc_score(labels[pair] == first, probabilities[pair, first]))
+    assert one_vs_one_auroc(probabilities, labels) == pytest.approx(np.mean(areas))
+    assert np.isnan(one_vs_one_auroc([[0.5, 0.5], [0.6, 0.4]], [0, 0]))
 
 
 def test_auroc_without_both_kinds_is_nan() -> None:

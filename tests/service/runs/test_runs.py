@@ -202,6 +202,8 @@ def test_a_run_keeps_its_kind_and_settings(tenant: httpx.Client) -> None:
         ({"from_step": 3}, 422, "bad_step"),
         ({"settings": {"switch_at": 0.5, "gamma_min": -0.1}}, 422, "bad_parameter"),
         ({"settings": {"rate": 0}}, 422, "invalid_request"),
+        ({"settings": {"gamma_max": 0}}, 422, "invalid_request"),
+        ({"settings": {"gamma_max": "Infinity"}}, 422, "invalid_request"),
         ({"session": "a b"}, 422, "invalid_request"),
         ({"merge_timeout": 0}, 422, "invalid_request"),
         ({"world_size": 0}, 422, "invalid_request"),
