@@ -171,7 +171,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Yield all fitted models along the grid, stiff to flexible; each starts at the previous one."""
+    """Yield all fitted models along the grid, stiff to flexible; each starts at the one before."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
