@@ -22,7 +22,7 @@ class CorrectnessRankingLoss(Loss):
     h is the share of epochs so far in which the network classified a training sample correctly, s
     its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
     training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
-    history is part of ``state_dict``. Helps when confidence must separate right from wrong
+    history is part of ``state_dict``. Helps when confidence must separate correct from wrong
     predictions.
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 

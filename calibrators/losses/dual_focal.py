@@ -17,7 +17,7 @@ from calibrators.losses.focal import SMALLEST
 class DualFocalLoss(Loss):
     """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability of the other classes.
 
-    Helps when focal loss ends underconfident. A row that is predicted wrongly weighs up to
+    Helps when focal loss ends underconfident. A misclassified row weighs up to
     2^gamma here; in the authors' code, and with ``as_published``, p_j is the largest probability
     below p_y, so that no row weighs more than 1.
     Reference: Tao et al., Dual focal loss for calibration, 2023.

@@ -19,12 +19,12 @@ SMALLEST = 1e-12
 STEEPEST_INVERSE = 3.591
 
 
-def powered(surprise: Tensor, gamma: Tensor | float) -> Tensor:
+def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
     """Return -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
 
     Gamma carries no gradient.
     """
-    losses: Tensor = _Powered.apply(surprise, gamma)  # type: ignore[no-untyped-call]
+    losses: Tensor = _Powered.apply(surprisal, gamma)  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -32,31 +32,31 @@ class _Powered(torch.autograd.Function):
     """The loss with an explicit derivative, which takes a third of autograd's time."""
 
     @staticmethod
-    def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
-        strength = torch.as_tensor(gamma, dtype=surprise.dtype, device=surprise.device)
-        base = _base(surprise, strength)
+    def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:
+        strength = torch.as_tensor(gamma, dtype=surprisal.dtype, device=surprisal.device)
+        base = _base(surprisal, strength)
         power = base.pow(strength.abs())
-        tilt = (torch.exp(-surprise) * surprise).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
+        tilt = (torch.exp(-surprisal) * surprisal).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
         slope = power * (1 + strength * tilt / base)
-        ctx.save_for_backward(surprise, strength, slope)
-        return power * surprise
+        ctx.save_for_backward(surprisal, strength, slope)
+        return power * surprisal
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        surprise, strength, slope = ctx.saved_tensors
+        surprisal, strength, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
 
             def plain(at: Tensor) -> Tensor:
                 return _base(at, strength).pow(strength.abs()) * at
 
-            return differentiable_gradient(plain, surprise, grad_output), None
+            return differentiable_gradient(plain, surprisal, grad_output), None
         return grad_output * slope, None
 
 
-def _base(surprise: Tensor, strength: Tensor) -> Tensor:
+def _base(surprisal: Tensor, strength: Tensor) -> Tensor:
     """Return 1 - p, or 1 + p where gamma is negative."""
-    doubt = (-torch.expm1(-surprise)).clamp(min=SMALLEST)  # exact where p is near 1
-    return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprise))
+    doubt = (-torch.expm1(-surprisal)).clamp(min=SMALLEST)  # exact where p is near 1
+    return torch.where(strength >= 0, doubt, 1 + torch.exp(-surprisal))
 
 
 class WrongWayGradients(CalibrationWarning):
@@ -82,9 +82,9 @@ class FocalLoss(WeightedCrossEntropy):
     name: ClassVar[str] = "focal"
     summary: ClassVar[str] = "cross-entropy weighted by a power of 1 - p"
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, self.gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, self.gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -101,10 +101,10 @@ class FLSD53Loss(WeightedCrossEntropy):
     name: ClassVar[str] = "flsd_53"
     summary: ClassVar[str] = "focal loss with a larger gamma for unlikely labels"
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        gamma = torch.where(torch.exp(-surprise.detach()) < 0.2, 5.0, 3.0)
-        return powered(surprise, gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        gamma = torch.where(torch.exp(-surprisal.detach()) < 0.2, 5.0, 3.0)
+        return powered(surprisal, gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -134,6 +134,6 @@ class InverseFocalLoss(WeightedCrossEntropy):
                 stacklevel=3,
             )
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, -self.gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, -self.gamma)

@@ -66,14 +66,14 @@ class SelectiveRiskLoss(Loss):
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
-        surprise = F.nll_loss(log_p, labels, reduction="none")
+        surprisal = F.nll_loss(log_p, labels, reduction="none")
         if self.learns and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
-                return surprise
+                return surprisal
         with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
             weights = self._weights(confidence_score(log_p, self.score), logits.shape[1])
-        return weights * surprise
+        return weights * surprisal
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
         low, high = (-math.log(classes), 0.0) if self.score == "neg_entropy" else (0.0, 1.0)
@@ -102,7 +102,7 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
-    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the surest).
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the highest).
 
     Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
     rows share their mean rank; the weights carry no gradient. Helps when the order of the

@@ -28,6 +28,7 @@ class BbqMap(HistogramMap):
     """The ``accuracy`` (b,) between neighbouring ``edges`` (b - 1,) of all histograms, log odds."""
 
     method = "bbq"
+    complexity = 190
 
 
 @dataclass(frozen=True)

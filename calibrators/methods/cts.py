@@ -37,6 +37,7 @@ class ClassTemperatureMap(LinearMap):
     """
 
     method = "cts"
+    complexity = 180
 
     centred: bool
 

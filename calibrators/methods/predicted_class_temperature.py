@@ -29,6 +29,7 @@ class PredictedClassTemperatureMap(TemperatureTypeMap):
     """``softmax(logits / class_temperatures[predicted class])``."""
 
     method = "predicted_class_temperature"
+    complexity = 50
 
     class_temperatures: Floats
 

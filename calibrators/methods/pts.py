@@ -33,6 +33,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
     """
 
     method = "pts"
+    complexity = 90
 
     base_temperature: float
     centre: Floats

@@ -28,7 +28,9 @@ MIN_START = 100
 OCTAVES = 4
 ITERATIONS = 100
 TENTHS = 100
-ALL_RIGHT = "every prediction on the fit set is right (or nearly so), so the best T is 0 or near it"
+ALL_RIGHT = (
+    "every prediction on the fit set is correct (or nearly so), so the best T is 0 or near it"
+)
 SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 
@@ -45,6 +47,7 @@ class TemperatureMap(TemperatureTypeMap):
     """``softmax(logits / temperature)``."""
 
     method = "temperature"
+    complexity = 10
 
     temperature: float
 
@@ -66,8 +69,8 @@ class TemperatureScaling(Calibrator):
     The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
     (every prediction correct) or T = infinity (worse than chance), T stops at a bound, 1e4 times
-    off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
-    FlatLogits warning.
+    smaller or larger than the scale of the logits, with a BoundarySolution warning; flat logits
+    give T = 1 with a FlatLogits warning.
 
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
     family: "ece" (equal-width bins), "ada_ece" (equal-mass bins), and those of numerics.objectives

@@ -45,7 +45,7 @@ class Ranked:
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Build it from scores that are already sorted, and the row of each."""
+        """Build it from sorted scores and the row of each score."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property
@@ -55,7 +55,7 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return the begin and end of the tie group at each position (the last group at n)."""
+        """Return the start and end of the tie group at each position (the last group at n)."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")

@@ -143,7 +143,7 @@ def ece_debiased(
 
 ECE_DEBIASED = Metric(
     name="ece_debiased",
-    title="its root (debiased RMS)",
+    title="debiased RMS error",
     meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that "
     "error is negative.",
     function=ece_debiased,

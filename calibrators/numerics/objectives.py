@@ -124,7 +124,7 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
     read back, so a step costs a few passes over n instead of n times bins exponentials.
     """
     xp = namespace(samples.correct)
-    weights, slopes = (_beside(samples, one) for one in soft_bin_weights(bins, lam))
+    weights, slopes = (_on_device(samples, one) for one in soft_bin_weights(bins, lam))
 
     def objective(beta: Array) -> tuple[float, Array]:
         confidence, by_log_beta = samples.curve.confidence(beta)
@@ -148,8 +148,8 @@ def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Object
     centres = (np.arange(bins) + 0.5) / bins
     residuals = np.hypot(np.stack([centres, 1 - centres]), delta)
     weights, slopes = soft_bin_weights(bins, lam)
-    wrong, right = _beside(samples, residuals @ weights)
-    wrong_slope, right_slope = _beside(samples, residuals @ slopes)
+    wrong, right = _on_device(samples, residuals @ weights)
+    wrong_slope, right_slope = _on_device(samples, residuals @ slopes)
     correct = samples.correct
 
     def objective(beta: Array) -> tuple[float, Array]:
@@ -162,8 +162,8 @@ def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Object
     return objective
 
 
-def _beside(samples: Samples, table: NDArray[np.float64]) -> Any:
-    """Return a table on the device of the samples."""
+def _on_device(samples: Samples, table: NDArray[np.float64]) -> Any:
+    """Return a table as an array on the samples' device."""
     xp = namespace(samples.correct)
     return table if xp is np else xp.asarray(table, device=samples.correct.device)
 

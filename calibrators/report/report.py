@@ -63,7 +63,7 @@ class Report(Measurement):
     None or empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
     holds the worst calibrated classes (at most 50, worst first), ``by_segment`` the segments with
     the most rows (at most 100, worst first), ``segments`` counts all of them, ``temperatures`` are
-    those of a map of temperature type by margin, ``band`` is the 90 % credible band of a map that
+    by margin, for a map of temperature type, ``band`` is the 90 % credible band of a map that
     has one, by confidence and third of the margins, ``conventions`` states in words how everything
     is computed, ``fit`` is plain JSON about the map that was judged.
     """
@@ -273,7 +273,7 @@ def evaluate(
     probabilities. ``segments`` (n,) holds the segment of each row, for a table by segment. ``ood``
     (m, k) are the probabilities of out-of-distribution rows, with ``before`` also ``ood_before``:
     the report then has the AUROC of their entropy.
-    ``draws`` and ``level`` are those of the bootstrap; ``judged_on`` describes the rows in words.
+    ``draws`` and ``level`` belong to the bootstrap; ``judged_on`` describes the rows in words.
     If the probabilities are out-of-fold, ``folds`` is the number of fits. ``report.conventions``
     states how everything is computed.
 

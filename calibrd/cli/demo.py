@@ -70,7 +70,7 @@ def demo(context: CommandContext) -> None:
     say(f"\nleft out, because this sample has no segments: {', '.join(of_segments)}")
     chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
     target = _write_page(chosen, context.flags.out)
-    say(f"\nThe report of {chosen.name!r} is in {target}")
+    say(f"\nWrote the report of {chosen.name!r} to {target}")
     context.output.document(_document(rows, of_segments, target))
 
 

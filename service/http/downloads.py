@@ -1,4 +1,4 @@
-"""Blobs as responses, streamed in pieces so that no connection holds a whole blob in memory."""
+"""Blobs as responses, streamed in chunks so that no connection holds a whole blob in memory."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ class Blobs:
         return content
 
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
-        """Yield the bytes of a blob in pieces.
+        """Yield the bytes of a blob in chunks.
 
-        A wrong SHA-256 is detected, and raised, only after the last piece. If a client may have
+        A wrong SHA-256 is detected, and raised, only after the last chunk. If a client may have
         written the bytes (``by_client``), it is not reported as damage.
         """
         digest = hashlib.sha256()

@@ -190,7 +190,7 @@ def test_label_smoothing_is_softer() -> None:
 def test_all_right_stops_at_the_lower_bound() -> None:
     data = draw(500, 4)
     right = CalibrationSet(data.logits, data.logits.argmax(axis=1))
-    with pytest.warns(BoundarySolution, match="every prediction on the fit set is right"):
+    with pytest.warns(BoundarySolution, match="every prediction on the fit set is correct"):
         fitted = TemperatureScaling().fit(right)
     assert fitted.fit_info["at_bound"]
     assert fitted.fit_info["warnings"][0]["code"] == "boundary_solution"
