@@ -96,17 +96,17 @@ class SelectiveRiskLoss(Loss):
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
-        surprise = F.nll_loss(log_p, labels, reduction="none")
+        surprisal = F.nll_loss(log_p, labels, reduction="none")
         if self.learns:
             self._check_smoothing(logits.shape[1])
         if self.learns and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
-                return surprise
+                return surprisal
         with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
             scored = torch.log_softmax(log_p.exp(), dim=1) if self.second_softmax else log_p
             score = confidence_score(scored, self.score)
-        return self._weights(score, logits.shape[1]) * surprise
+        return self._weights(score, logits.shape[1]) * surprisal
 
     def next_epoch(self) -> None:
         """Mark the end of an epoch: accumulated counts begin again."""
@@ -185,7 +185,7 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
-    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the surest).
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the highest).
 
     Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
     rows share their mean rank; the weights carry no gradient. Helps when the order of the
