@@ -28,7 +28,6 @@ from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, Fit
 from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.http import json_body, openapi
 from service.http.callers import Caller, needs, parse
-from service.http.middleware.fair_turns import take_turn
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.schemas import KindName
@@ -236,11 +235,10 @@ async def _finished(
     if not wait:
         return fit, 0
     try:
-        with waiting(request.scope, joined.settings.max_waits_per_key):
+        async with waiting(request.scope, joined.settings.max_waits_per_key):
             fit = await joined.watcher.finished(fit, wait)
     except TooMany:
         return fit, 0
-    await take_turn(request.scope)
     joined.keys.check(caller)
     return fit, wait
 
