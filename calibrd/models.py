@@ -235,7 +235,8 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    A method that ``needs_segments`` is fitted on rows with segments.
+    A method that ``needs_segments`` is fitted on rows with segments, one that ``needs_features``
+    on rows with features, one that ``needs_head`` also on the classification head.
     """
 
     name: str
@@ -245,6 +246,8 @@ class Method:
     keeps_class: bool | None
     needs_segments: bool
     parameters: dict[str, Any]
+    needs_features: bool = False
+    needs_head: bool = False
 
 
 @dataclass(frozen=True)

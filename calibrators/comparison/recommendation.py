@@ -29,6 +29,7 @@ SIMPLEST_FIRST = (
     "histogram",
     "isotonic",
     "metacal",
+    "feature_clipping",
     "matrix",
     "dirichlet",
     "histogram_one_vs_rest",
