@@ -182,7 +182,9 @@ class CalibrationSet:
                 object.__setattr__(self, "clipped", clipped)
 
     def _check_features_in(self, features: ArrayLike | Features | None, head: HeadLike) -> None:
-        checked = checked_features(features, head, rows=self.n, classes=self.k)
+        checked = None
+        if features is not None or head is not None:
+            checked = checked_features(features, head, rows=self.n, classes=self.k)
         object.__setattr__(self, "features", checked)
 
     def _set(

@@ -12,7 +12,7 @@ from calibrators.errors import DataError
 from calibrators.numerics.parallel import Floats, row_blocks
 
 MAX_FEATURES = 16_384
-MAX_HEAD = 1 << 26
+MAX_HEAD = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,25 +39,15 @@ class Head:
                 "bad_head", f"head must be a tuple (weight, bias), got {type(head).__name__}"
             )
         weight = _wide(head[0], "the weight of the head")
-        if weight.ndim == 1:
-            weight = weight[np.newaxis]
-        given = np.zeros(len(weight)) if head[1] is None else head[1]
-        bias = np.atleast_1d(_wide(given, "the bias of the head"))
-        if classes == 2 and weight.shape[:1] == bias.shape == (1,):
+        bias = None if head[1] is None else _wide(head[1], "the bias of the head")
+        check_head_layout(
+            weight.shape, None if bias is None else bias.shape, classes=classes, width=None
+        )
+        weight = np.atleast_2d(weight)
+        bias = np.zeros(len(weight), weight.dtype) if bias is None else np.atleast_1d(bias)
+        if len(weight) < classes:
             weight = np.concatenate([np.zeros_like(weight), weight])
             bias = np.concatenate([np.zeros_like(bias), bias])
-        if weight.ndim != 2 or weight.shape[0] != classes or bias.shape != (classes,):
-            raise DataError(
-                "bad_head",
-                f"the head must have a weight of shape ({classes}, d) and a bias of shape "
-                f"({classes},) for {classes} classes, got {weight.shape} and {bias.shape}",
-            )
-        if weight.size > MAX_HEAD:
-            raise DataError(
-                "bad_head",
-                f"the weight of the head must have at most {MAX_HEAD:,} entries, "
-                f"got {weight.size:,}",
-            )
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise DataError("bad_head", "weight and bias of the head must be finite")
         return cls(_fixed(weight), _fixed(bias))
@@ -118,15 +108,13 @@ def checked_features(
     *,
     rows: int,
     classes: int,
-) -> Features | None:
-    """Return the features of a set, or None if it has none; a head needs features."""
-    if values is not None:
-        return Features.of(values, head, rows=rows, classes=classes)
-    if head is not None:
+) -> Features:
+    """Return the features of a set; raise if a head comes without them."""
+    if values is None:
         raise DataError(
             "missing_features", "the head was passed without features: pass features= too"
         )
-    return None
+    return Features.of(values, head, rows=rows, classes=classes)
 
 
 def as_features(values: ArrayLike, *, rows: int, width: int | None = None) -> Floats:
@@ -156,6 +144,32 @@ def check_layout(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: int) -> 
         raise DataError(
             "bad_features",
             f"a row must have 1 to {MAX_FEATURES:,} features, got {shape[1]:,}",
+        )
+
+
+def check_head_layout(
+    weight: tuple[int, ...], bias: tuple[int, ...] | None, *, classes: int, width: int | None
+) -> None:
+    """Raise if the shapes of a head's weight and bias do not suit the classes and the features."""
+    rows = weight[:1] if len(weight) == 2 else (1,)
+    is_single = classes == 2 and rows == (1,)
+    biases: tuple[tuple[int, ...] | None, ...] = (None, rows, ()) if is_single else (None, rows)
+    if len(weight) not in (1, 2) or not (is_single or rows == (classes,)) or bias not in biases:
+        raise DataError(
+            "bad_head",
+            f"the head must have a weight of shape ({classes}, d) and a bias of shape "
+            f"({classes},) for {classes} classes, got {weight} and {bias or 'no bias'}",
+        )
+    if width not in (None, weight[-1]):
+        raise DataError(
+            "bad_head",
+            f"the head must have a weight for each of the {width} features, got {weight[-1]}",
+        )
+    if rows[0] * weight[-1] > MAX_HEAD:
+        raise DataError(
+            "bad_head",
+            f"the weight of the head must have at most {MAX_HEAD:,} entries, "
+            f"got {rows[0]:,} x {weight[-1]:,}",
         )
 
 

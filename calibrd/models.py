@@ -28,7 +28,11 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Stored logits or probabilities with labels; ``segments`` is the number of segments."""
+    """Stored logits or probabilities with labels.
+
+    ``segments`` is the number of segments, ``features`` the number of features of a row;
+    ``has_head`` says whether the classification head is stored too.
+    """
 
     id: Id
     status: str
@@ -41,6 +45,8 @@ class Dataset:
     expires_at: datetime | None
     created_at: datetime | None
     segments: int | None = None
+    features: int | None = None
+    has_head: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ TERMS = {
     "binning",
     "correctness_ranking",
     "distributed",
+    "feature_clipping",
     "fitting",
     "housekeeping",
     "label_smoothing",
