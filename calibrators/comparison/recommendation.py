@@ -28,6 +28,7 @@ SIMPLEST_FIRST = (
     "segmented",
     "histogram",
     "isotonic",
+    "procal",
     "metacal",
     "feature_clipping",
     "matrix",

@@ -114,19 +114,9 @@ def suited(data: CalibrationSet, recipe: type[Calibrator] | Calibrator) -> Calib
     return with_features(data) if recipe.needs_features else data
 
 
-def given_features(data: CalibrationSet, fitted: CalibrationMap) -> CalibrationSet:
-    """The same rows, with features if a map needs them."""
-    return with_features(data) if fitted.has_features else data
-
-
 def applied(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
     """Calibrated probabilities, with ``features_of`` the rows for a map that needs features."""
     return fitted.apply(values, features=_features(fitted, values))
-
-
-def applied_read(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
-    """Calibrated probabilities as ``applied`` gives them, without warnings on the values."""
-    return fitted.apply_logits(fitted.read(values)[0], features=_features(fitted, values))
 
 
 def transformed(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:

@@ -16,12 +16,13 @@ from helpers.live_service import NPZ
 from calibrators import CalibrationSet, archive
 from calibrators.features import MAX_FEATURES
 from calibrators.methods.feature_clipping import FeatureClipping, FeatureClippingMap
+from calibrators.methods.procal import ProCal
 from calibrators.methods.temperature import TemperatureScaling
 
 DATA = arrays_with_features()
 ROWS = {name: DATA[name][:6] for name in ("logits", "features")}
 SAFETENSORS = {"Content-Type": "application/x-safetensors"}
-METHODS = ("feature_clipping",)
+METHODS = ("feature_clipping", "procal")
 
 
 def npz(**arrays: np.ndarray) -> bytes:
@@ -133,6 +134,18 @@ def test_predict_takes_features(
     else:
         answer = client.post(url, content=safetensors.numpy.save(ROWS), headers=SAFETENSORS)
         found = safetensors.numpy.load(answer.content)["probabilities"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_method_without_a_head_needs_features_alone(client: httpx.Client) -> None:
+    content = npz(**without("head_weight", "head_bias"))
+    data = client.post("/v1/datasets", content=content, headers=NPZ).json()
+    job = fitted(client, "procal", dataset=data["id"], method="procal")
+    assert job["status"] == "succeeded", job
+    answer = client.post("/v1/calibrators/procal@1/predict", content=npz(**ROWS), headers=NPZ)
+    found = np.load(io.BytesIO(answer.content))["probabilities"]
+    rows = CalibrationSet(DATA["logits"], DATA["labels"], features=DATA["features"])
+    expected = ProCal().fit(rows).apply(ROWS["logits"], features=ROWS["features"])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
