@@ -28,6 +28,7 @@ SIMPLEST_FIRST = (
     "segmented",
     "histogram",
     "isotonic",
+    "grouping",
     "procal",
     "metacal",
     "feature_clipping",

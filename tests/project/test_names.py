@@ -35,6 +35,7 @@ TERMS = {
     "distributed",
     "feature_clipping",
     "fitting",
+    "grouping",
     "housekeeping",
     "label_smoothing",
     "lightning",

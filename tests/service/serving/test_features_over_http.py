@@ -22,7 +22,7 @@ from calibrators.methods.temperature import TemperatureScaling
 DATA = arrays_with_features()
 ROWS = {name: DATA[name][:6] for name in ("logits", "features")}
 SAFETENSORS = {"Content-Type": "application/x-safetensors"}
-METHODS = ("feature_clipping", "procal")
+METHODS = ("feature_clipping", "grouping", "procal")
 
 
 def npz(**arrays: np.ndarray) -> bytes:
