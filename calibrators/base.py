@@ -432,6 +432,8 @@ class Calibrator(ABC):
                 "normalised_rows": data.clipped.normalised,
                 **data.zeros._asdict(),
             }
+        if fitted.has_features:
+            info["features"] = fitted.feature_count
         return fitted.with_info(**info)
 
     def _check_features(self, data: CalibrationSet) -> None:
