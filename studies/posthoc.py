@@ -33,7 +33,6 @@ from calibrators.charts import to_svg
 from calibrators.numerics.objectives import ObjectiveName
 from calibrators.registry import all_methods
 
-NO_CANDIDATE = ("segmented",)  # these sets have no segments
 WITH_CLASS_CHANGE = ("auto", {"allow_class_change": True, "budget": 60.0})
 OBJECTIVES = get_args(ObjectiveName)
 INDICATORS = ("margin", "entropy", "confidence", "max_logit", "max_minus_mean", "all_logits")
@@ -84,7 +83,8 @@ Recipe = tuple[str, dict[str, Any]]
 
 def main_recipes() -> list[Recipe]:
     """Return every method with its defaults."""
-    return [(name, {}) for name in sorted(all_methods()) if name not in NO_CANDIDATE]
+    known = sorted(all_methods().items())  # these sets have neither segments nor features
+    return [(name, {}) for name, one in known if not (one.needs_segments or one.needs_features)]
 
 
 def smart_variants() -> list[Recipe]:

@@ -18,6 +18,7 @@ from calibrators.registry import DEFAULT_METHOD
 from service.access.idempotency import check_key
 from service.access.permissions import Principal, Scope
 from service.concurrency.thread_pools import Runner
+from service.datasets.formats.feature_columns import FEATURE_NAMES
 from service.datasets.service import Retention
 from service.datasets.spool import SpooledBody, spool
 from service.dependencies import Joined, Parts
@@ -61,7 +62,7 @@ EVENTS: openapi.Answers = {
 }
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")
 JSON = "application/json"
-ARRAYS = ("logits", "probabilities", "values", "labels", "segments")
+ARRAYS = ("logits", "probabilities", "values", "labels", "segments", *FEATURE_NAMES)
 ARRAY_OPTIONS = ("kind", "delete_after_fit")
 
 
