@@ -98,7 +98,7 @@ study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 training
 study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
 
-study-recipes: .venv/base  ## the tables of docs/studies/recipes.md, 70 trainings (TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
+study-recipes: .venv/base  ## the tables of docs/studies/recipes.md, 84 trainings (TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
 	@test -n "$(TEXT)$(IMAGES)" || { echo "say where the data are: make study-recipes TEXT=file IMAGES=file"; exit 2; }
 	$(if $(TEXT),$(BIN)/python studies/recipes.py text --data $(TEXT))
 	$(if $(IMAGES),$(BIN)/python studies/recipes.py images --data $(IMAGES))
