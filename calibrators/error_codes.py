@@ -292,6 +292,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "too_many_fits": ErrorCode(429, "The workspace has too many waiting or running fits.", "client.fits() lists them; wait for some to finish, or cancel some"),
     "too_many_keys": ErrorCode(409, "The workspace has reached its limit of valid keys.", "client.keys() lists them; client.revoke_key revokes one"),
     "too_many_members": ErrorCode(400, "The npz has too many members."),
+    "too_many_open_parts": ErrorCode(409, "The open uploads of a workspace have too many parts.", "send larger parts, or commit or delete uploads that are open"),
     "too_many_parts": ErrorCode(409, "There are more parts than declared."),
     "too_many_requests": ErrorCode(429, "The key has too many requests in flight.", "send fewer at the same time, or use several keys"),
     "too_many_rows": ErrorCode(413, "There are more rows than can be judged, or counted, at once.", "send some of the rows, or run calibrators.evaluate(client.predict(...), labels) locally"),

@@ -22,7 +22,8 @@ class AdaFocalLoss(WeightedCrossEntropy):
     ``state_dict``, so that a checkpoint restores it. Parameters are those of
     ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
 
-    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022.
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
+    Eq. 5.
 
     >>> from calibrators.adafocal import BinStatistics
     >>> loss = AdaFocalLoss()
@@ -112,9 +113,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
 class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. Gammas have no bound. Helps, as an
-    ablation, to measure what AdaFocal's memory adds. Its gammas are never negative, so it cannot
-    raise confidence.
+    With ``per_sample`` the sample's own p takes the place of C. As in the paper, gammas have no
+    bound: ``gamma_max`` is AdaFocal's. Helps, as an ablation, to measure what AdaFocal's memory
+    adds. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:
     Eq. 3, and Eq. 2 with ``per_sample``.

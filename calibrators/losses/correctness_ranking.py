@@ -22,7 +22,8 @@ class CorrectnessRankingLoss(Loss):
     h is the share of epochs so far in which the network classified a training sample correctly, s
     its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
     training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
-    history is part of ``state_dict``. Helps when confidence must separate right from wrong
+    history is part of ``state_dict``. After ``eval()`` it is cross-entropy without ``index``, for
+    samples that are not in the training set. Helps when confidence must separate right from wrong
     predictions.
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 
@@ -55,18 +56,20 @@ class CorrectnessRankingLoss(Loss):
         self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
     ) -> Tensor:
         """Return the loss of each row; ``index`` (n,) are positions in the training set."""
-        if index is None:
+        if index is None and self.training:
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the index of each sample"
             )
+        log_p = torch.log_softmax(logits, dim=1)
+        hard = F.nll_loss(log_p, labels, reduction="none")
+        if index is None:  # samples without a history
+            return hard
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.samples:
             raise DataError(
                 "index_out_of_range",
                 f"index must be from 0 to {self.samples - 1}, got {int(index.min())} to "
                 f"{int(index.max())}: samples is the size of the training set",
             )
-        log_p = torch.log_softmax(logits, dim=1)
-        hard = F.nll_loss(log_p, labels, reduction="none")
         past = self.right[index].to(logits.dtype) / self.epochs.clamp(min=1)
         if self.learns:
             correct = (logits.argmax(dim=1) == labels).to(torch.int32)

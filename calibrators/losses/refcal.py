@@ -16,10 +16,11 @@ from calibrators.losses.contrastive import SMALLEST, contrastive
 
 
 def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the hard-pair refinement loss of each anchor (n,), bounded by the contrastive loss.
+    """Return the hard-pair refinement loss of each anchor (n,).
 
     ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on L2-normalised
-    embeddings; 0 for an anchor that lacks either.
+    embeddings; 0 for an anchor that lacks either. ``contrastive`` is an upper bound at temperatures
+    up to 1 (Lemma 2 of the source), but not above.
     """
     unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     half = 1 - unit @ unit.T
@@ -35,10 +36,11 @@ class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
     Called as ``loss(logits, labels, embeddings=embeddings)``, embeddings (n, d) from the layer
-    before the last. Helps when classes are rare or similar: embeddings separate what the logits
-    confuse. ``hard_pairs`` uses the refinement loss itself in place of its bound. The source gives
-    no constants; temperature 0.1 and weight 1 are our choice. The cost is quadratic in the batch.
-    The authors' code trains in two stages instead: see ``SupervisedContrastive``.
+    before the last. Helps the order of the confidences in the balanced task of
+    docs/studies/losses.md, but not in its long tail, for which it is meant. ``hard_pairs`` uses the
+    refinement loss itself in place of its bound. The source gives no constants; temperature 0.1 and
+    weight 1 are our choice. The cost is quadratic in the batch. The authors' code trains in two
+    stages instead: see ``SupervisedContrastive``.
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.
 

@@ -55,8 +55,9 @@ class SelectiveRiskLoss(Loss):
     ``normalise=False`` leaves out C. ``accumulate`` counts the scores of all training batches since
     ``next_epoch()``. ``second_softmax`` computes the score from the softmax of p. The authors' code
     has 64 bins and all of these at once: ``weight_gradient``, ``threshold_gradient``,
-    ``accumulate``, ``second_softmax`` (for ``msp`` and ``margin``) and ``normalise=False``; it also
-    keeps G within [1/(n + 1), n/(n + 1)] for batches of n.
+    ``accumulate``, ``second_softmax`` (for ``neg_entropy`` it divides the score by ln k instead, so
+    that its nu is nu ln k here) and ``normalise=False``; it also keeps G within
+    [1/(n + 1), n/(n + 1)] for batches of n.
 
     Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
     focal loss, 2025, Eq. 19 to 23 and 36.

@@ -68,10 +68,11 @@ class TemperatureScaling(Calibrator):
     FlatLogits warning.
 
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
-    family: "mse", "brier", "soft_ece", "charbonnier" and "ece" (15 equal-width bins, or ``bins``);
-    these need not be convex and are minimised on a grid from T/16 to 16 T around the NLL optimum,
-    refined to one part in a million (if the NLL itself ends at a bound, so does T). An objective
-    that is still falling at the end of the grid is flagged as well.
+    family: "mse", "brier", "soft_ece" and "charbonnier" (both in the binned form of
+    numerics.objectives), and "ece" (15 equal-width bins, or ``bins``). These need not be convex and
+    are minimised on a grid from T/16 to 16 T around the NLL optimum, refined to one part in a
+    million (if the NLL itself ends at a bound, so does T). An objective that is still falling at
+    the end of the grid is flagged as well.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017.
 

@@ -29,7 +29,7 @@ def soft_ece(
     lam: float = 200.0,
     delta: float = 0.0,
 ) -> float:
-    """Return the calibration error over soft bins, the objective of SMART.
+    """Return the calibration error over soft bins, the objective of ``Smart`` (with its delta).
 
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)`,
     `W_b = sum_i w_ib` and `w_ib` proportional to `exp(-lam (c_i - u_b)^2)`, summing to 1 over the

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from calibrators.errors import DataError
 from calibrators.losses import Loss, make_loss
 from calibrators.losses.adafocal import AdaFocalLoss
+from calibrators.metrics import ClassAgreement
 from calibrd.training.adafocal import AdaFocal
 from calibrd.training.monitor import Monitor
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED
@@ -146,7 +147,7 @@ class MonitoringCallback(CallbackBase):
     """Monitors training with any loss.
 
     ``loss`` is a loss created by ``make_loss``, or its name with its parameters; it is notified at
-    the end of each epoch.
+    the end of each epoch. With ``diagnose``, ``agreement`` is that of the monitor's last pass.
     """
 
     kind = "monitor"
@@ -161,6 +162,7 @@ class MonitoringCallback(CallbackBase):
         fresh: bool = False,
         folder: str | Path | None = None,
         ignore_index: int = IGNORED,
+        diagnose: bool = False,
         **params: Any,
     ) -> None:
         super().__init__()
@@ -172,8 +174,14 @@ class MonitoringCallback(CallbackBase):
             ignore_index = _checked_loss(loss).ignore_index
         self.loss = loss
         self.ignore_index = ignore_index
-        options = {"budget": budget, "fresh": fresh, "folder": folder}
+        options = {"budget": budget, "fresh": fresh, "folder": folder, "diagnose": diagnose}
         self._attach(Monitor, client, run, ignore_index=ignore_index, **options)
+
+    @property
+    def agreement(self) -> ClassAgreement | None:
+        """The diagnostics of the last pass, with ``diagnose``."""
+        monitor = self._attached.observing
+        return monitor.agreement if isinstance(monitor, Monitor) else None
 
 
 def _checked_loss(loss: Loss) -> Loss:

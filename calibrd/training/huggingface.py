@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from calibrators.losses import Loss
 from calibrd.io.arrays import as_array
@@ -22,6 +23,7 @@ from calibrd.training.callback_base import (
     callback_class,
 )
 from calibrd.training.observer import is_distributed, statistics_of
+from calibrd.training.reporting.reporter import Service
 
 __all__ = ["AdaFocalCallback", "MonitorCallback"]
 
@@ -31,15 +33,81 @@ def bases() -> tuple[type, ...]:
     return (importlib.import_module("transformers").TrainerCallback,)
 
 
+class ModelInputs:
+    """Reads what a loss takes, beyond logits and labels, while a batch passes through the model.
+
+    The batch's column ``index`` is withheld from the model. The embeddings are the input of the
+    module named ``head``.
+    """
+
+    def __init__(self, head: str | None) -> None:
+        self._head = head
+        self._model: torch.nn.Module | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._seen: dict[str, Tensor] = {}
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Read the batches of this model from now on, and of no other."""
+        if model is self._model:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [model.register_forward_pre_hook(self._take_index, with_kwargs=True)]
+        if self._head is not None:
+            module = _module_of(model, self._head)
+            self._hooks.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
+        self._model = model
+
+    def taken(self) -> dict[str, Tensor]:
+        """Return what was read of the last batch, once."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def _take_index(
+        self, _: torch.nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        self._seen = {name: one for name, one in kwargs.items() if name == "index"}
+        return args, {name: one for name, one in kwargs.items() if name != "index"}
+
+    def _see(self, _: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._seen["embeddings"] = _classes_second(args[0] if args else next(iter(kwargs.values())))
+
+
+def _module_of(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    modules: dict[str, torch.nn.Module] = dict(model.named_modules())
+    if not name or name not in modules:
+        layers = [one for one, module in modules.items() if isinstance(module, torch.nn.Linear)]
+        raise ValueError(
+            f"head must be the name of a module of {type(model).__name__}, such as its last layer "
+            f"{layers[-1:]}, got {name!r}"
+        )
+    return modules[name]
+
+
 class _Hooks(CallbackBase):
     """Forwards the trainer's events to the observer."""
+
+    _inputs: ModelInputs | None = None  # for a loss that takes more than logits and labels
 
     @property
     def _key(self) -> str:
         return f"calibrd-{self.kind}-{self.run}"
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Watch the model, if the loss takes more than logits and labels."""
+        loss = self.loss
+        if loss is None or self._inputs is None or others.get("model") is None:
+            return  # a model may be made only when training begins
+        if _takes_index(loss) and args.remove_unused_columns:
+            raise ValueError(
+                f"{loss.name} needs the column 'index', each sample's position in the "
+                "training set: pass TrainingArguments(remove_unused_columns=False)"
+            )
+        self._inputs.watch(others["model"])
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Create the observer, now that ranks, device and checkpoint are known."""
+        self.on_init_end(args, state, control, **others)
         if self.loss is not None:
             self.loss.to(args.device)
         self._attached.load_state_dict(state.stateful_callbacks.get(self._key, {}))
@@ -76,11 +144,26 @@ class _Hooks(CallbackBase):
         self.loss.train(torch.is_grad_enabled())
         if not self.loss.training:
             self._observe_batch(logits, labels)
-        mean: Tensor = self.loss(logits, labels)
+        mean: Tensor = self.loss(logits, labels, **self._more(self.loss))
         if num_items_in_batch is None:
             return mean
         # the batch may be one of several whose gradients the trainer sums
         return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
+
+    def _more(self, loss: Loss) -> dict[str, Tensor]:
+        """Return what the loss takes beyond logits and labels, read while the model ran."""
+        if self._inputs is None:
+            return {}
+        more = self._inputs.taken()
+        if not loss.training:  # samples of an evaluation are not in the training set
+            more.pop("index", None)
+        elif _takes_index(loss) and "index" not in more:
+            raise ValueError(
+                f"{loss.name} needs the column 'index' in the training set, each sample's position "
+                "in it, such as train.add_column('index', range(len(train))), and this callback "
+                "among the callbacks of the Trainer"
+            )
+        return more
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
         """Observe a batch of an evaluation, unless the callback does so elsewhere."""
@@ -88,11 +171,6 @@ class _Hooks(CallbackBase):
     def _check(self, loss: Loss) -> None:
         if loss.reduction != "mean":
             raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
-        if loss.takes:
-            raise ValueError(
-                f"{loss.name} takes {' and '.join(sorted(loss.takes))}, "
-                "which the Trainer does not provide"
-            )
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
@@ -116,9 +194,32 @@ class _Monitor(MonitoringCallback, _Hooks):
     those of ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``, with its
     parameters: if you use it, pass ``compute_loss_func=callback.compute_loss`` as well. Losses that
     learn over the epochs start over when training is resumed.
+
+    A loss that takes embeddings needs ``head``, the name of the model's last layer, such as
+    ``"classifier"``: its input is the embeddings. A loss that takes the index of each sample needs
+    a column ``index`` in the training set, and ``TrainingArguments(remove_unused_columns=False)``.
     """
 
     hint = "use Trainer(..., compute_metrics=callback.compute_metrics)"
+
+    def __init__(
+        self, client: Service, run: str, *, head: str | None = None, **options: Any
+    ) -> None:
+        self._head = head
+        super().__init__(client, run, **options)
+        if self.loss is not None and self.loss.takes:
+            self._inputs = ModelInputs(head)
+
+    def _check(self, loss: Loss) -> None:
+        super()._check(loss)
+        takes_embeddings = "embeddings" in loss.takes
+        if takes_embeddings and self._head is None:
+            raise ValueError(
+                f"{loss.name} takes embeddings: pass head=, the name of the model's last layer, "
+                "such as 'classifier', whose input they are"
+            )
+        if self._head is not None and not takes_embeddings:
+            raise ValueError(f"head is only for a loss that takes embeddings, not {loss.name}")
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """Observe an evaluation; return its ECE, AdaECE, NLL, accuracy and confidence."""
@@ -129,6 +230,12 @@ class _Monitor(MonitoringCallback, _Hooks):
             self._attached.observe(logits, labels)
         summary = asdict(statistics_of(logits, labels, self.ignore_index).summary())
         return {name: value for name, value in summary.items() if name != "rows"}
+
+
+def _takes_index(loss: Loss) -> bool:
+    """Return whether the loss, or the one inside RefCal, needs the index of each sample."""
+    inner: Loss = getattr(loss, "calibration", loss)
+    return "index" in inner.takes
 
 
 def _first(values: Any) -> Any:

@@ -32,7 +32,8 @@ class Monitor(Observer):
 
     With ``diagnose``, ``agreement`` has the diagnostics of the SECA paper after each step: entropy,
     KL divergence and cosine (``calibrators.metrics.ClassAgreement``), over the classes of each
-    observed batch. They cost a pass over all classes on the CPU and are not sent.
+    observed batch, and over all ranks of torch.distributed. They cost a pass over all classes on
+    the CPU and are not sent.
 
     >>> monitor = Monitor(None, run="resnet")
     >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])

@@ -13,6 +13,8 @@ from service.storage.repository import DELETE_BATCH, After, Repository, new_id, 
 from service.storage.run_tables import runs
 from service.storage.tables import calibrators, datasets, keys, web_sessions, workspaces
 
+DATASET_ROOM = 8192
+
 
 class Keys(Repository):
     """Workspaces and their keys."""
@@ -26,9 +28,13 @@ class Keys(Repository):
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes that a workspace stores: datasets, versions and runs."""
+        """Return the bytes that a workspace stores: datasets, versions and runs.
+
+        A dataset counts DATASET_ROOM more than its bytes, for its row, file and folder.
+        """
+        size = func.coalesce(datasets.c.bytes, datasets.c.part_bytes)
         sizes = (
-            (datasets, func.coalesce(datasets.c.bytes, datasets.c.part_bytes)),
+            (datasets, size + DATASET_ROOM),
             (calibrators, calibrators.c.stored_bytes),
             (runs, runs.c.stored_bytes),
         )

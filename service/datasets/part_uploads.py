@@ -30,6 +30,7 @@ from service.storage.repository import new_id
 from service.storage.store import Store
 
 MAX_PARTS = 10_000
+MAX_OPEN_PARTS = 20_000  # of all uploads of a workspace
 SIGNED_SECONDS = 15 * 60.0
 COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin with this
 
@@ -99,7 +100,9 @@ class PartUploads:
             dataset = _open_one(store, principal, id)
             self._check(part)
             replaced = store.datasets.part(id, number)
-            self._check_room(store, dataset, part.bytes - (replaced.bytes if replaced else 0))
+            more = part.bytes - (replaced.bytes if replaced else 0)
+            self._check_room(store, dataset, more)
+            self._datasets.quota.check(store, dataset.workspace, more)
         self._blobs.put(_key(dataset, part), arrived.path)
         try:
             self._record(principal, dataset, [part])
@@ -117,18 +120,20 @@ class PartUploads:
         seconds: float = SIGNED_SECONDS,
     ) -> list[SignedPart]:
         """Return URLs for parts, each announced by its number, size and SHA-256."""
+        announced = [Part(id, *part) for part in parts]
+        more = sum(part.bytes for part in announced)
         with self._database.read() as store:
             dataset = _open_one(store, principal, id)
+            self._datasets.quota.check(store, dataset.workspace, more)
         if not self._blobs.can_sign:
             raise Conflict(
                 "no_presigned_uploads",
                 "this service stores blobs in a folder, which has no signed URLs: "
                 f"send each part with PUT /v1/datasets/{dataset.id}/parts/{{number}}",
             )
-        announced = [Part(dataset.id, *part) for part in parts]
         for part in announced:
             self._check(part)
-        check_size(sum(part.bytes for part in announced), self._limits.bytes)
+        check_size(more, self._limits.bytes)
         number, times = Counter(part.number for part in announced).most_common(1)[0]
         if times > 1:
             raise Invalid("bad_part", f"part {number} is requested {times} times")
@@ -213,7 +218,6 @@ class PartUploads:
             return
         unrecorded = 0 if is_recorded else more
         check_size(store.datasets.bytes_of_parts(dataset.id) + unrecorded, self._limits.bytes)
-        self._datasets.quota.check(store, dataset.workspace, unrecorded)
         total = store.datasets.open_bytes(dataset.workspace) + unrecorded
         if total > self._limits.open_bytes:
             raise TooLarge(
@@ -236,6 +240,12 @@ class PartUploads:
             before = store.datasets.put_parts(dataset.id, parts)
             more = sum(part.bytes for part in parts) - sum(old.bytes for old in before)
             self._check_room(store, dataset, more, is_recorded=True)
+            if store.datasets.open_parts(principal.workspace) > MAX_OPEN_PARTS:
+                raise Conflict(
+                    "too_many_open_parts",
+                    f"the uncommitted uploads of a workspace may have at most {MAX_OPEN_PARTS} "
+                    "parts in total: send larger parts, or commit or delete some uploads",
+                )
         hashes = {part.number: part.sha256 for part in parts}
         for old in before:
             if hashes[old.number] != old.sha256:

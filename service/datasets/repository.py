@@ -123,6 +123,12 @@ class Datasets(Repository):
         """Return the number of uploads that are not committed."""
         return self.session.scalar(select(func.count()).where(_is_open(workspace))) or 0
 
+    def open_parts(self, workspace: str) -> int:
+        """Return the number of parts of uploads that are not committed."""
+        of_open = parts.join(datasets, parts.c.dataset == datasets.c.id)
+        chosen = select(func.count()).select_from(of_open).where(_is_open(workspace))
+        return self.session.scalar(chosen) or 0
+
     def open_bytes(self, workspace: str) -> int:
         """Return the bytes of all parts of uploads that are not committed."""
         total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))

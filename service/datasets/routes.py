@@ -83,7 +83,7 @@ async def create_dataset(
         )
         response.headers["Location"] = f"/v1/datasets/{opened.id}"
         return DatasetOut.of(opened, parts=[])
-    with joined.spool.body(caller.workspace) as arrived:
+    async with joined.spool.receive(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         content_type = request.headers.get("content-type")
         added = await joined.executors.inspect.run(
@@ -154,7 +154,7 @@ async def put_part(
     number: Annotated[int, Path(ge=1, le=MAX_PARTS)],
 ) -> PartOut:
     """Store a part; parts may be sent in any order, may be resent, and are joined by number."""
-    with joined.spool.body(caller.workspace) as arrived:
+    async with joined.spool.receive(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
             caller.workspace, joined.part_uploads.put, caller, id, number, arrived

@@ -13,6 +13,7 @@ from calibrators import CalibrationSet
 from calibrators.errors import CalibrationError, FitCancelled
 from service.access.permissions import Principal
 from service.access.quota import Quota
+from service.access.repository import DATASET_ROOM
 from service.datasets import formats
 from service.datasets.formats import Format
 from service.datasets.spool import SpooledBody
@@ -88,7 +89,7 @@ class Datasets:
             id, pending = new_id("ds"), PendingBlobs(self._blobs)
             key = dataset_key(principal.workspace, id, arrived.sha256)
             with self._database.read() as store:
-                self.quota.check(store, principal.workspace, arrived.bytes)
+                self.quota.check(store, principal.workspace, arrived.bytes + DATASET_ROOM)
             pending.put(key, arrived.path)
             with self._database.write() as store:
                 pending.check()

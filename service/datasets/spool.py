@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +24,7 @@ from service.storage.database import SHARE_PART, check_free
 
 HEAD = 512
 PREFIX = "upload-"
+DELETERS = 8  # a file of 4 GiB takes half a second
 
 
 class ArrivingBytes:
@@ -63,6 +66,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.arriving = ArrivingBytes(folder)
+        self._deleters = ThreadPoolExecutor(DELETERS, thread_name_prefix="spool-delete")
 
     @contextmanager
     def body(self, owner: str) -> Iterator[SpooledBody]:
@@ -73,32 +77,64 @@ class Spool:
         finally:
             body.close()
 
+    @asynccontextmanager
+    async def receive(self, owner: str) -> AsyncIterator[SpooledBody]:
+        """Provide a file for a body on the event loop; a thread deletes it at the end."""
+        body = SpooledBody(self, owner)
+        try:
+            yield body
+        finally:
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(self._deleters, body.close))
+
 
 class SpooledBody:
-    """A temporary file that hashes the bytes written to it."""
+    """A temporary file that hashes the bytes written to it.
+
+    The file is created by the first call that needs it, so that the event loop never does.
+    """
 
     def __init__(self, spool: Spool, owner: str) -> None:
-        self._arriving = spool.arriving
+        self._spool = spool
         self._owner = owner
-        self._file = _new_file(spool.folder)
+        self._file: IO[bytes] | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()  # a body may be closed while an abandoned call writes it
         self._digest = hashlib.sha256()
-        self.path = Path(self._file.name)
         self.bytes = 0
 
     def write(self, piece: bytes) -> None:
         """Append bytes."""
-        self._arriving.take(self._owner, len(piece))
-        self.bytes += len(piece)
-        with _room():
-            self._file.write(piece)
+        with self._lock:
+            file = self._opened()
+            self._spool.arriving.take(self._owner, len(piece))
+            self.bytes += len(piece)
+            with _room():
+                file.write(piece)
         self._digest.update(piece)
 
     def close(self) -> None:
         """Delete the file."""
-        self.path.unlink(missing_ok=True)
-        with suppress(OSError):  # unwritten bytes did not fit on the disk and are not needed
-            self._file.close()
-        self._arriving.release(self._owner, self.bytes)
+        with self._lock:
+            self._is_closed = True
+            if self._file is not None:
+                Path(self._file.name).unlink(missing_ok=True)
+                with suppress(OSError):  # unwritten bytes did not fit and are not needed
+                    self._file.close()
+            self._spool.arriving.release(self._owner, self.bytes)
+
+    def _opened(self) -> IO[bytes]:
+        if self._is_closed:
+            raise ValueError("the body was closed")
+        if self._file is None:
+            self._file = _new_file(self._spool.folder)
+        return self._file
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        with self._lock:
+            return Path(self._opened().name)
 
     @property
     def sha256(self) -> str:
@@ -107,8 +143,8 @@ class SpooledBody:
 
     def flush(self) -> None:
         """Write all bytes to the disk."""
-        with _room():
-            self._file.flush()
+        with self._lock, _room():
+            self._opened().flush()
 
     def head(self) -> bytes:
         """Return the first bytes."""

@@ -97,7 +97,7 @@ async def create_fit(
     """
     key = check_key(idempotency_key)
     keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
-    with joined.spool.body(caller.workspace) as arrived:
+    async with joined.spool.receive(caller.workspace) as arrived:
         sent = await read_fit(request, arrived, name, joined.executors.store.of(caller.workspace))
         submit = functools.partial(_submit, joined, caller, sent, arrived, kind, keeping, key)
         executors = joined.executors

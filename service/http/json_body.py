@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.concurrency.thread_pools import SMALL_BYTES, parsing_turn
+from service.concurrency.thread_pools import parsing_turn
 from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
@@ -56,14 +56,11 @@ def check_cost(body: Bytes, most: int = MAX_COST) -> None:
 
 
 def check_depth(body: Bytes, most: int = MAX_DEPTH) -> None:
-    """Raise Invalid if the brackets of a large JSON document are nested too deeply.
-
-    Small documents are parsed regardless of their depth.
-    """
-    if len(body) <= SMALL_BYTES:
+    """Raise Invalid if the brackets of a JSON document are nested too deeply."""
+    text, depth = bytes(body), 0
+    if text.count(b"[") + text.count(b"{") <= most:
         return
-    depth = 0
-    for block in _without_strings(bytes(body)):
+    for block in _without_strings(text):
         brackets = block.translate(None, _NO_BRACKETS)
         # the bit that distinguishes ] and } from [ and {
         closing = np.right_shift(np.frombuffer(brackets, np.uint8), 2) & 1

@@ -142,8 +142,14 @@ class Calibrators(Repository):
         return self.session.scalar(chosen) is not None
 
     def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
-        """Change the tags or the description of a version."""
+        """Change the tags or the description of a version, and count the difference of bytes."""
         mine = self._is(versions, calibrator, number)
+        before = self._one(Version, select(versions).where(mine).with_for_update())
+        if before is None:
+            return None
+        more = json_bytes(notes) - json_bytes({name: getattr(before, name) for name in notes})
+        counted = update(calibrators).where(calibrators.c.id == calibrator)
+        self._execute(counted.values(stored_bytes=calibrators.c.stored_bytes + more))
         return self._one(
             Version, update(versions).where(mine).values(**notes).returning(*versions.c)
         )

@@ -181,6 +181,9 @@ def annotate_version(
     body: NotesIn,
 ) -> VersionOut:
     """Change the tags or the description of a version; its other fields never change."""
+    if body.tags or body.description:
+        with joined.database.read() as store:
+            joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
         changed = versions.annotate(
             store, caller, name, number, tags=body.tags, description=body.description

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import NoSpace, Unavailable
 from service.storage.deadlines import Deadlines
@@ -106,6 +107,8 @@ class Database:
             self.unlimited = _postgresql(self.url, {}, poolclass=NullPool)
         self._turns = WriteTurns(Path(self.url.database) if self.url.database else None)
         self._writing = self.engine.execution_options(writes=True)
+        self._is_closed = False
+        event.listen(self.engine, "checkin", self._returned)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
             probe_engine = _postgresql(self.url, limits, poolclass=NullPool)
@@ -155,10 +158,16 @@ class Database:
         return self._deadlines.connected(engine, seconds)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; those in use are closed when they are returned."""
+        self._is_closed = True
         if self._deadlines is not None:
             self._deadlines.close()
         self.engine.dispose()
+
+    def _returned(self, _connection: Any, entry: ConnectionPoolEntry) -> None:
+        """Close a connection that was in use when the database was closed."""
+        if self._is_closed:
+            entry.close()
 
 
 def embedded_file(url: str) -> Path | None:

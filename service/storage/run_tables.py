@@ -37,6 +37,7 @@ runs = Table(
     Column("updated_at", Float, nullable=False),
     UniqueConstraint("workspace", "name"),
     Index(None, "workspace", "updated_at"),
+    Index(None, "workspace", "stored_bytes"),
 )
 
 run_sessions = Table(

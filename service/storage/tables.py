@@ -95,6 +95,7 @@ datasets = Table(
     Column("created_at", Float, nullable=False),
     UniqueConstraint("workspace", "sha256", "kind"),
     Index(None, "workspace", "created_at"),
+    Index(None, "workspace", "bytes", "part_bytes"),  # for the sum of a quota
     Index(None, "expires_at"),
 )
 
@@ -124,6 +125,7 @@ calibrators = Table(
     stored_bytes(),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("workspace", "name"),
+    Index(None, "workspace", "stored_bytes"),
 )
 
 versions = Table(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers.loss_batches import CLASSES, ROWS, batch, every_variant, fresh, made
 from torch import Tensor
 
-from calibrators.errors import ParameterError
+from calibrators.errors import DataError, ParameterError
 from calibrators.losses.base import Loss, argmax
 from calibrators.losses.contrastive import contrastive
 from calibrators.losses.correctness_ranking import CorrectnessRankingLoss
@@ -413,6 +413,14 @@ def test_aurc_of_very_many_rows_is_finite() -> None:
 def test_what_cannot_be_made_is_told(name: object, params: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make_loss(name, **params)
+
+
+def test_correctness_ranking_without_an_index_is_cross_entropy_in_evaluations_only() -> None:
+    logits, labels, _ = batch()
+    loss = fresh("correctness_ranking")
+    with pytest.raises(DataError, match=r"call loss\(logits, labels, index=...\)"):
+        loss(logits, labels)
+    torch.testing.assert_close(loss.eval()(logits, labels), F.cross_entropy(logits, labels))
 
 
 def test_correctness_ranking_counts_what_was_right() -> None:

@@ -27,7 +27,7 @@ SAID = {
     "docs/reference/data-formats.md": ('"rows":3',),
     "docs/reference/http-api.md": ("succeeded\n[1, 2]\n", '"version":2'),
     "docs/reference/training-runs.md": ("decided\n1 True\n",),
-    "docs/index.md": ("improved", "PASS: shoes.calibrd"),
+    "docs/index.md": ("improved", "PASS: first.calibrd"),
     "docs/tutorials/first-service.md": ("1 temperature improved\n2 auto improved",),
     "docs/tutorials/ci-gate.md": ("PASS: shoes.calibrd", "FAIL: raw.calibrd", "PASS: ci-shoes@1"),
     "docs/tutorials/training.md": ("epoch 4: ECE",),

@@ -101,7 +101,7 @@ def test_a_training_is_a_run_and_its_checkpoint_goes_on(
 
 
 def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -> None:
-    callback = huggingface.MonitorCallback(client, run="hf-watch")
+    callback = huggingface.MonitorCallback(client, run="hf-watch", diagnose=True)
     made = trainer(tmp_path, 2, callback, compute_metrics=callback.compute_metrics)
     made.train()
     found = made.evaluate()
@@ -109,6 +109,7 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
     assert [one.step for one in history] == [1, 2]
     assert history[-1].metrics.ece == pytest.approx(found["eval_ece"])
     assert history[-1].metrics.rows == ROWS
+    assert callback.agreement.rows == ROWS
 
 
 def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
@@ -128,12 +129,6 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     assert not torch.allclose(callback.loss.soft, torch.full((CLASSES, CLASSES), 1 / CLASSES))
     assert not callback.loss.seen.any()  # the evaluation after the last epoch taught it nothing
     assert [one.metrics.rows for one in client.run_history("hf-named")] == [ROWS, ROWS]
-
-
-def test_losses_that_the_trainer_cannot_feed_are_refused() -> None:
-    for name, more in (("refcal", {}), ("correctness_ranking", {"samples": 9})):
-        with pytest.raises(ValueError, match=f"{name} takes .*which the Trainer does not provide"):
-            huggingface.MonitorCallback(None, run="alone", loss=name, **more)
 
 
 def test_a_monitor_without_a_loss_computes_none() -> None:

@@ -19,6 +19,7 @@ import calibrd
 from calibrators import ParameterError
 from calibrd.training import lightning as callbacks
 from calibrd.training import make_loss
+from calibrd.training.monitor import agreement_of
 
 pytestmark = [  # of lightning's own
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -96,7 +97,8 @@ def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
     torch.manual_seed(0)
     pl, run = both[name], name.replace(".", "-")
     steered = callbacks.AdaFocalCallback(client, run=run, rate=3.0)
-    watching = callbacks.MonitorCallback(client, run=f"{run}-watch")
+    watching = callbacks.MonitorCallback(client, run=f"{run}-watch", diagnose=True)
+    assert watching.agreement is None
     assert isinstance(steered, pl.Callback)
     module = net_of(pl)(steered.loss)
     made = fitted(pl, module, tmp_path, 2, steered, watching)
@@ -106,6 +108,9 @@ def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
     assert [one.step for one in client.run_history(run)] == [1, 2]
     assert client.run_history(run)[-1].gammas == steered.loss.state.gammas.tolist()
     assert [one.metrics.rows for one in client.run_history(f"{run}-watch")] == [64, 64]
+    with torch.no_grad():
+        batches = [agreement_of(module.net(x), y) for x, y in loader()]
+    assert watching.agreement.cosine == pytest.approx((batches[0] + batches[1]).cosine, rel=1e-5)
 
     fitted(pl, module, tmp_path, 3, steered, watching)  # a further fit of the same callbacks
     assert steered.loss.state.step == 5

@@ -315,7 +315,7 @@ def test_the_guide_names_commands_and_paths_that_exist() -> None:
     guide = (ROOT / "docs/how-to/deploy.md").read_text()
     texts = guide + (ROOT / "docker-compose.yml").read_text()
     commands_of_ours = re.findall(r"compose run --rm (?:-T )?(\w+) ([^`)\n]+)", texts)
-    commands_of_ours += re.findall(r"compose exec (\w+) python -m service ([^`)\n]+)", texts)
+    commands_of_ours += re.findall(r"compose exec (\w+)\s+python -m service ([^`)\n]+)", texts)
     assert len(commands_of_ours) >= 4
     for name, words in commands_of_ours:
         assert name in OURS

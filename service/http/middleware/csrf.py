@@ -41,7 +41,10 @@ def wants_page(scope: Scope) -> bool:
 
 def page_before(scope: Scope) -> str | None:
     """Return the path of the service's own page that a request was sent from, if it is known."""
-    sent = urlsplit(header(scope, b"referer") or "")
+    try:
+        sent = urlsplit(header(scope, b"referer") or "")
+    except ValueError:  # such as "http://["
+        return None
     if not sent.netloc or sent.netloc != header(scope, b"host") or not is_page(sent.path):
         return None
     return f"{sent.path}?{sent.query}" if sent.query else sent.path

@@ -16,13 +16,14 @@ import pytest
 from helpers.live_service import NPZ, Local, in_process, running, sample
 from helpers.registration import registration, temperature_registration
 from helpers.training_clients import history, open_run, open_shared, post, seen
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from calibrators import CalibrationSet
 from calibrators.adafocal import AdaFocalState
 from calibrators.fitting.evaluation import fit_and_judge
 from calibrators.methods.temperature import TemperatureScaling
 from service.access.keys import DEFAULT_WORKSPACE, workspace_named
+from service.access.repository import DATASET_ROOM
 from service.datasets.spool import Spool
 from service.errors import NoSpace
 from service.storage.repository import ROW_BYTES
@@ -40,7 +41,7 @@ def sent(service: Local, seed: int) -> Any:
 
 
 def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
-    size = len(body(0))
+    size = len(body(0)) + DATASET_ROOM
     with in_process(tmp_path, max_workspace_bytes=3 * size + 100) as service:
         kept = [sent(service, seed).json()["id"] for seed in range(3)]
         refused = sent(service, 3)
@@ -53,6 +54,7 @@ def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
         opened = service.post("/v1/datasets?upload=parts").json()["id"]
         part = service.put(f"/v1/datasets/{opened}/parts/1", content=b"a" * 1000)
         assert part.json()["code"] == "workspace_full"
+        assert service.delete(f"/v1/datasets/{opened}").status_code == 204
         assert service.delete(f"/v1/datasets/{kept[0]}").status_code == 204
         assert sent(service, 3).status_code == 201
 
@@ -204,7 +206,7 @@ def test_bytes_sent_again_while_they_are_deleted_leave_no_orphan(
 
 def test_a_fit_whose_maps_have_no_room_fails_and_leaves_nothing(tmp_path: Path) -> None:
     content = body(0)
-    quota = str(len(content) + 100)
+    quota = str(len(content) + DATASET_ROOM + 100)
     with (
         running(tmp_path, CALIBRD_MAX_WORKSPACE_BYTES=quota) as service,
         service.client() as client,
@@ -304,3 +306,78 @@ def test_an_array_in_fortran_order_is_not_turned_on_a_disk_that_it_would_fill(
         refused = service.post("/v1/datasets", content=file.getvalue(), headers=NPZ)
         assert (refused.status_code, refused.json()["code"]) == (507, "no_space")
         assert "send it in C order" in refused.json()["detail"]
+
+
+def test_small_datasets_count_the_room_of_their_files(tmp_path: Path) -> None:
+    with in_process(tmp_path, max_workspace_bytes=5 * DATASET_ROOM) as service:
+        codes = [
+            service.post(
+                "/v1/datasets",
+                content=f"logit_0,logit_1,label\n{one},0,1\n",
+                headers={"Content-Type": "text/csv"},
+            ).status_code
+            for one in range(6)
+        ]
+    assert codes == [201] * 4 + [413] * 2
+
+
+def test_notes_of_versions_count(tmp_path: Path) -> None:
+    url = "/v1/calibrators/a/versions/1"
+    with in_process(tmp_path) as service:
+        map_of = temperature_registration(2.0, k=3)
+        assert service.post("/v1/calibrators/a/versions", json=map_of).status_code == 201
+        before = stored_bytes(service)
+        for text_of in ("a" * 1000, "b" * 4000, "c" * 10):
+            assert service.patch(url, json={"description": text_of}).status_code == 200
+            assert stored_bytes(service) - before == len(text_of)
+        most = stored_bytes(service) - 1
+    with in_process(tmp_path, max_workspace_bytes=most) as full:
+        refused = full.patch(url, json={"description": "e"})
+        assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
+        assert full.patch(url, json={"description": ""}).status_code == 200
+
+
+def test_no_write_transaction_sums_what_a_workspace_stores(tmp_path: Path) -> None:
+    summed: list[bool] = []
+
+    def note(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "sum(" in statement and "stored_bytes" in statement:
+            summed.append(bool(connection.get_execution_options().get("writes")))
+
+    with in_process(tmp_path, max_workspace_bytes=1 << 20) as service:
+        event.listen(service.app.state.parts.database.engine, "before_cursor_execute", note)
+        opened = service.post("/v1/datasets?upload=parts").json()["id"]
+        for number in (1, 2):
+            part = service.put(f"/v1/datasets/{opened}/parts/{number}", content=b"a" * 100)
+            assert part.status_code == 200
+        assert sent(service, 0).status_code == 201
+        map_of = temperature_registration(2.0, k=3)
+        assert service.post("/v1/calibrators/a/versions", json=map_of).status_code == 201
+        notes = {"description": "a"}
+        assert service.patch("/v1/calibrators/a/versions/1", json=notes).status_code == 200
+        move = {"version": 1, "reason": "a", "force": True}
+        assert service.put("/v1/calibrators/a/aliases/p", json=move).status_code == 200
+        open_shared(service)
+    assert len(summed) >= 8
+    assert not any(summed)
+
+
+def test_the_sum_of_a_quota_reads_indexes_alone(tmp_path: Path) -> None:
+    plans: list[str] = []
+    with in_process(tmp_path) as service:
+        database = service.app.state.parts.database
+        with database.read() as store:
+            workspace = workspace_named(store, DEFAULT_WORKSPACE).id
+
+        def explain(connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+            if statement.startswith("SELECT sum("):
+                found = connection.connection.driver_connection.execute(
+                    f"EXPLAIN QUERY PLAN {statement}", values
+                )
+                plans.extend(str(row[-1]) for row in found)
+
+        event.listen(database.engine, "before_cursor_execute", explain)
+        with database.read() as store:
+            store.keys.stored_bytes(workspace)
+    assert len(plans) == 3
+    assert all("COVERING INDEX" in plan for plan in plans), plans

@@ -162,7 +162,7 @@ BAD_JSON = {
     "1e999": (b"[1e999]", Malformed, "malformed_json"),
     "400 digits": (b"[" + b"9" * 400 + b"]", Malformed, "malformed_json"),
     "deep": (b"[" * 100_000, Invalid, "too_deep"),
-    "deep and closed": (b"[" * 1000 + b"1" + b"]" * 1000, Invalid, "not_a_number"),
+    "deep and closed": (b"[" * 1000 + b"1" + b"]" * 1000, Invalid, "too_deep"),
     "truncated": (b'{"logits": [[1,', Malformed, "malformed_json"),
     "two texts": (b"[1] [2]", Malformed, "malformed_json"),
     "not UTF-8": (b'["\xff"]', Malformed, "malformed_json"),

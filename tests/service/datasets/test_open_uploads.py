@@ -113,6 +113,19 @@ def test_all_uploads_of_a_workspace_have_a_limit_together(limited: Local) -> Non
     assert limited.post("/v1/datasets?upload=parts").status_code == 201
 
 
+def test_the_parts_of_all_uploads_have_a_limit_together(
+    limited: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.datasets.part_uploads.MAX_OPEN_PARTS", 3)
+    first, second = opened(limited), opened(limited)
+    assert [put(limited, first, number, 1) for number in (1, 2)] == ["ok", "ok"]
+    assert put(limited, second, 1, 1) == "ok"
+    assert put(limited, second, 2, 1) == "409 too_many_open_parts"
+    assert put(limited, second, 1, 2) == "ok"
+    assert limited.delete(first).status_code == 204
+    assert put(limited, second, 2, 1) == "ok"
+
+
 def test_uploads_that_are_opened_at_once_do_not_pass_the_limit_together(limited: Local) -> None:
     def open_one(_: int) -> int:
         return limited.post("/v1/datasets?upload=parts").status_code

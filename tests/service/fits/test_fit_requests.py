@@ -92,3 +92,15 @@ def test_an_order_is_checked_and_written_on_threads_that_are_shared_fairly(
     body = {"dataset": dataset.json()["id"], "method": "temperature"}
     assert tenant.post("/v1/calibrators/a/fits", json=body).status_code == 202
     assert [name.partition("_")[0] for name in threads] == ["parse", "query"]
+
+
+@pytest.mark.parametrize("name", ["params", "tags"])
+def test_deep_documents_in_the_query_are_refused(client: httpx.Client, name: str) -> None:
+    deep = '{"a":' + "[" * 600 + "]" * 600 + "}"
+    refused = client.post(
+        "/v1/calibrators/a/fits",
+        params={"method": "temperature", name: deep},
+        content=b"not read",
+        headers={"Content-Type": "application/x-npz"},
+    )
+    assert (refused.status_code, refused.json()["code"]) == (422, "too_deep")

@@ -144,3 +144,34 @@ def test_a_trailing_slash_names_nothing(local: Local, token: str, path: str) -> 
     answer = local.get(path, headers=headers, follow_redirects=False)
     assert (answer.status_code, answer.json()["code"]) == (404, "no_such_route")
     assert "location" not in answer.headers
+
+
+HEADERS = (
+    "Referer", "Origin", "Cookie", "Accept", "Content-Type", "If-Match", "If-None-Match", "Prefer",
+    "Idempotency-Key", "Calibrd-Model", "Content-Encoding", "Inference-Header-Content-Length",
+    "X-Forwarded-For", "Forwarded", "Range", "Last-Event-ID", "Sec-Fetch-Site", "Accept-Language",
+    "X-Request-Id", "Authorization",
+)  # fmt: skip
+VALUES_OF_HEADERS = (
+    b"http://[", b"//a]", b"[", b"\xff\xfe", b"%", b'"', b"9" * 400, b"nan", b"1e999", b"-1",
+    b",;,=", b"\xc2\xb2", b"a" * 3000, b"bytes=0-,1-2", b"wait=999999", b"W/",
+)  # fmt: skip
+CALLS = (
+    ("POST", "/jobs"),
+    ("PUT", "/anything"),
+    ("GET", "/calibrators/digits"),
+    ("POST", "/v1/calibrators/digits/fits"),
+    ("POST", "/v2/models/digits/infer"),
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_value_of_a_header_is_an_error_of_the_server(
+    local: Local, token: str, header: str
+) -> None:
+    for value in VALUES_OF_HEADERS:
+        for method, path in CALLS:
+            for key in ({}, {"Authorization": f"Bearer {token}"}):
+                headers = {"Accept": PAGE, **key, header: value}
+                answer = local.request(method, path, headers=headers, content=b"")
+                assert answer.status_code < 500, (method, path, value, answer.text)

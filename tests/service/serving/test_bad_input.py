@@ -133,7 +133,9 @@ BAD = {
     "1e999 in JSON": bad_json(f'{{"logits": [{ROW}, [1, 2, 1e999, 4, 5]], "labels": [0, 1]}}'),
     "deep JSON": bad_json("[" * 100_000, 422, "too_deep"),
     "deep JSON that ends": bad_json("[" * 50_000 + "]" * 50_000, 422, "too_deep"),
-    "deep JSON in a field": bad_json('{"logits": ' + "[" * 2000 + "]" * 2000 + ', "labels": [0]}'),
+    "deep JSON in a field": bad_json(
+        '{"logits": ' + "[" * 2000 + "]" * 2000 + ', "labels": [0]}', 422, "too_deep"
+    ),
     "half a surrogate pair": bad_json('{"logits": "\\ud800"}'),
     "not UTF-8": Bad(JSON, b'{"logits": "\xff"}', 400, "malformed_json"),
     "text for a number": bad_json('{"logits": [["1", "2"]], "labels": [0]}', 422, "not_a_number"),

@@ -128,3 +128,17 @@ def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Databas
     with pytest.raises(DATABASE_DOWN), postgresql.write() as store:  # noqa: PT012
         store.session.execute(text("SET TRANSACTION READ ONLY"))  # as a standby is
         store.keys.add_workspace("new")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_connection_in_use_is_closed_when_it_is_returned(
+    kind: str, postgresql: Database, tmp_path: Path
+) -> None:
+    database = postgresql if kind == "postgresql" else Database(f"sqlite:///{tmp_path / 'a.db'}")
+    with database.engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        database.close()
+        assert connection.execute(text("SELECT 1")).scalar() == 1
+    with pytest.raises(Exception, match="closed"):
+        driver.cursor().execute("SELECT 1")

@@ -1,0 +1,59 @@
+"""The built documentation in a real browser: opened from a file and at /help, both with search."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.browser import Tab, browser
+from helpers.live_service import ROOT, running
+from playwright.sync_api import expect
+
+PAGES = ("index.html", "concepts/ece.html", "studies/auto.html", "reference/http-api.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["file", "service"])
+def start(
+    request: pytest.FixtureRequest, site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address that the site has when it is opened from a file, and under /help."""
+    if request.param == "file":
+        yield f"{site.as_uri()}/"
+        return
+    with running(tmp_path_factory.mktemp("help") / "data", CALIBRD_HELP_DIR=str(site)) as started:
+        yield f"{started.url}/help/"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with browser() as made:
+        yield made
+
+
+def test_pages_fit_phones_and_load_nothing_from_elsewhere(tab: Tab, start: str) -> None:
+    tab.problems.clear()
+    tab.asked.clear()
+    for page in PAGES:
+        for width, dark in ((390, False), (1280, True)):
+            tab.open(start + page, width=width, dark=dark)
+    assert not tab.problems
+    assert all(one.startswith((start, "data:", "blob:")) for one in tab.asked)
+
+
+def test_the_search_finds_a_page(tab: Tab, start: str) -> None:
+    tab.open(start + "concepts/ece.html")
+    tab.page.fill("input[name=query]", "noise floor")
+    found = tab.page.locator(".md-search-result__link").first
+    expect(found).to_have_attribute("href", f"{start}concepts/ece.html?h=noise+floor")
+    assert not tab.problems
