@@ -70,14 +70,14 @@ def run(plan: Plan, parts: Mapping[str, Rows]) -> Found:
     torch.manual_seed(plan.seed)
     model = NETWORKS[plan.recipe](parts["train"])
     course = _train(plan, model, parts["train"], parts["validation"])
-    logits = {name: predict(model, torch.from_numpy(parts[name].inputs)) for name in _after(parts)}
+    logits = {name: predict(model, torch.from_numpy(parts[name].inputs)) for name in _unseen(parts)}
     fit, inside = (
         CalibrationSet(logits.pop(name), parts[name].labels) for name in ("calibration", "test")
     )
     return {"seconds": time.perf_counter() - start, **measured(fit, inside, logits, MAPS), **course}
 
 
-def _after(parts: Mapping[str, Rows]) -> list[str]:
+def _unseen(parts: Mapping[str, Rows]) -> list[str]:
     """Return the parts that are not used in training."""
     return [name for name in parts if name not in ("train", "validation")]
 

@@ -122,8 +122,10 @@ def main() -> None:
 def report(found: Sequence[Found]) -> str:
     """Return the tables of these runs."""
     columns = COLUMNS | ({"noise": "OOD AUROC, noise"} if "noise" in _figures(found[0]) else {})
-    shown = [tables(found, MAPS, columns, with_seeds=True), against_ce(found), by_epoch(found)]
-    return "\n".join([*shown, checkpoints(found)])
+    shown = [tables(found, MAPS, columns, with_seeds=True)]
+    if "cross_entropy" in by_loss(found):
+        shown.append(against_ce(found))
+    return "\n".join([*shown, by_epoch(found), checkpoints(found)])
 
 
 def checkpoints(found: Sequence[Found]) -> str:
