@@ -47,9 +47,9 @@ class SelectiveRiskLoss(Loss):
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
     ``weight_gradient`` can get stuck, because it lowers its weights by lowering its confidence;
     then the first ``warm_up`` batches can be plain cross-entropy. The label's logit of a correctly
-    classified row is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))`` (score ``msp``). As
-    ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, no row is if
-    ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
+    classified row is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))``, for the
+    score ``msp``. As ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, none
+    is if ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
     ``safe_smoothing`` for other scores.
 
     ``normalise=False`` leaves out C. ``accumulate`` counts the scores of all training batches since
@@ -140,16 +140,16 @@ class SelectiveRiskLoss(Loss):
         return counts.to(score.dtype) / counts.sum()
 
     def _check_smoothing(self, classes: int) -> None:
-        """Warn in the first training batch if correctly classified rows can be pushed away from their label."""
+        """Warn in the first training batch if labels of correct rows can be pushed down."""
         if self._is_checked or not self.weight_gradient:
             return
         self._is_checked = True
         needed = safe_smoothing(self.score, classes, second_softmax=self.second_softmax)
         if needed is not None and self.smoothing < needed:
             warnings.warn(
-                f"with smoothing {self.smoothing} the weight gradient can push correctly classified "
-                f"samples away from their label: use at least {needed:.3f} (score {self.score}, "
-                f"{classes} classes), or weight_gradient=False",
+                f"with smoothing {self.smoothing} the weight gradient can push correctly "
+                f"classified samples away from their label: use at least {needed:.3f} (score "
+                f"{self.score}, {classes} classes), or weight_gradient=False",
                 WrongWayGradients,
                 stacklevel=6,
             )

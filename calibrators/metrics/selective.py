@@ -78,9 +78,9 @@ def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> flo
 
     This is what the RefCal code reports as refinement: how well each class's probability separates
     its rows from those of each other class, whatever the number of their rows.
-    `refinement_auroc` separates correct from wrong predictions instead. Convention: ties count half;
-    pairs with a class without rows are left out; NaN if fewer than two classes have rows. The cost
-    is O(n k log n), too much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
+    `refinement_auroc` separates correct from wrong predictions instead. Convention: ties count
+    half; pairs with a class without rows are left out; NaN if fewer than two classes have rows. The
+    cost is O(n k log n), too much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
 
     >>> one_vs_one_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
