@@ -33,17 +33,17 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## all tests but those of faults, in four processes; the dashboard in Chromium (pictures in out/pictures)
+test: .venv/base browser  ## all tests except fault injection, in four processes; the dashboard in Chromium (pictures in out/pictures)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 
-test-unit: .venv/base  ## the quick tests, which need no service
+test-unit: .venv/base  ## the fast tests, which need no service
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "unit and not slow"
 
-test-hostile: .venv/base  ## hostile bodies to every route, floods, slow readers: what others notice of it (about 8 minutes)
+test-hostile: .venv/base  ## hostile bodies to every route, floods, slow readers: measure how they affect other callers (about 8 minutes)
 	CALIBRD_TEST_HOSTILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/service/hostile
 
-test-faults: .venv/base  ## kill workers, APIs and databases, fill disks, race promotes: what held, and how fast it recovered (about 20 minutes)
+test-faults: .venv/base  ## kill workers, APIs and databases, fill disks, race promotions: measure what survives and how fast it recovers (about 20 minutes)
 	CALIBRD_TEST_FAULTS=yes $(BIN)/python -m pytest tests/faults
 
 check: .venv/base  ## format, lint, types, import contracts, spelling, and the documentation: tables current, links alive
@@ -55,7 +55,7 @@ check: .venv/base  ## format, lint, types, import contracts, spelling, and the d
 	$(BIN)/codespell
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-format: .venv/base  ## rewrite the sources in the house format
+format: .venv/base  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -113,6 +113,6 @@ screenshots: .venv/base browser  ## the pictures of README.md, of a real service
 figures: .venv/run  ## the pictures of docs/concepts, from the bundled sample and simulated rows
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python docs/figures.py
 
-clean:  ## remove the virtual environment and what the tools left
+clean:  ## remove the virtual environment and all generated files
 	rm -rf .venv build dist out site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info distributions/*/build distributions/*/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

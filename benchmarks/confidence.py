@@ -114,8 +114,14 @@ METHODS = (
         "CTS",
         "ECE-15",
         calibration_error,
+        procedures=(Procedure("published: by column", published.columns, judged=False),),
+    ),
+    Method(
+        "predicted_class_temperature",
+        "predicted-class temperature",
+        "ECE-15",
+        calibration_error,
         procedures=(
-            Procedure("published: by column", published.columns, judged=False),
             Procedure("same search by predicted class", published.predicted_class, judged=False),
         ),
     ),

@@ -49,7 +49,7 @@ def columns(sample: Sample, budget: float) -> Reached:
 
 
 def predicted_class(sample: Sample, budget: float) -> Reached:
-    """Run CTS with each row divided by the temperature of its predicted class, like ours."""
+    """Run the search with each row divided by the temperature of its predicted class."""
     import torch
 
     top = torch.from_numpy(sample.logits.argmax(axis=1))

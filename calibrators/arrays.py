@@ -80,14 +80,14 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     return array.astype(np.int64)
 
 
-def as_hits(correct: ArrayLike, name: str, beside: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return whether each row is correct; raise unless ``beside`` has the same shape (n,)."""
+def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return correctness as booleans; raise unless ``scores`` has the same shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
-    if beside.ndim != 1 or hits.shape != beside.shape:
+    if scores.ndim != 1 or hits.shape != scores.shape:
         raise DataError(
             "bad_shape",
             f"{name} and correct must have the same shape (n,), "
-            f"got {beside.shape} and {hits.shape}",
+            f"got {scores.shape} and {hits.shape}",
         )
     if hits.dtype != np.bool_:
         reject_rows(~np.isin(hits, (0, 1)), "bad_correct", "correct must be True or False")

@@ -7,6 +7,7 @@ all derived from the fields.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -59,15 +60,17 @@ class CalibrationMap(ABC):
     is refused. ``fit_info`` is plain JSON: how the fit went, with its warnings. ``keeps_class``
     says whether the predicted class always keeps the largest probability; on a map class it is None
     if that depends on the map. ``has_segments`` says whether the map takes segments,
-    ``has_interval`` whether it has a credible band. ``floor``, ``rounding``, ``ratio`` and ``kept``
-    say what zeros among probabilities stand for (see calibrators.rounding.Zeros), which cannot be
-    inferred from a single row.
+    ``has_interval`` whether it has a credible band. ``complexity`` ranks methods by the size of
+    their maps: of two that tie, the lower one is recommended. ``floor``, ``rounding``, ``ratio``
+    and ``kept`` say what zeros among probabilities stand for (see calibrators.rounding.Zeros),
+    which cannot be inferred from a single row.
     """
 
     method: ClassVar[str]
     keeps_class: ClassVar[bool | None]
     has_segments: ClassVar[bool] = False
     has_interval: ClassVar[bool] = False
+    complexity: ClassVar[float] = math.inf
 
     k: int
     kind: Kind = "logits"
@@ -180,9 +183,9 @@ class CalibrationMap(ABC):
 
     @property
     def made_by(self) -> frozenset[str]:
-        """The methods whose fit may yield this map: its own, and one that chose or fell back to it.
+        """The methods whose fit may yield this map: its own, or one that chose it or fell back.
 
-        Only temperature scaling serves as a fallback. The ``fit_info`` of a map from elsewhere may
+        Only temperature scaling serves as a fallback. The ``fit_info`` of an untrusted map may
         contain anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]
@@ -316,6 +319,8 @@ class Calibrator(ABC):
     reference: ClassVar[str]
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
+    for_comparison: ClassVar[bool] = False
+    """Whether the method is there to reproduce papers: `auto` tries it only if it is named."""
     copies: ClassVar[float] = 0.25
     numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

@@ -27,8 +27,8 @@ RATIOS = (1e-12, 0.9)
 def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
     """Return ``zeros`` with ``ratio`` and ``kept`` set if the rows (n, k) are cut lists.
 
-    They are if every row has zeros, and the labels are at least ``e^3`` times as likely when a zero
-    is ``ratio`` times the smallest positive value of its row as when it is the value given by
+    This is so if every row has zeros, and the labels are at least ``e^3`` times as likely if a zero
+    is ``ratio`` times the smallest positive value of its row as if it is the value given by
     ``zeros``, each at its best temperature.
     """
     n, k = probabilities.shape

@@ -198,7 +198,7 @@ class CalibrationSet:
 
     @property
     def label_gaps(self) -> Floats:
-        """Largest logit of each row minus that of its label (n,)."""
+        """Largest logit of each row minus the logit of its label (n,)."""
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
     def with_segments(self, segments: ArrayLike) -> CalibrationSet:

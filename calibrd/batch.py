@@ -135,11 +135,11 @@ def apply_file(
     ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` names another column
     or several. Other columns are copied from table to table and other arrays from npz to npz,
     without the inputs if ``drop_inputs`` is set; between other formats, and in an npy file, only
-    the probabilities are written. The remaining options are those of BatchApply; ``predictions``
-    and ``one_column_each`` need a table, and ``output`` has no effect on an npy file. The segments
-    are read from the array or column that ``segments`` names, by default ``segments`` or
-    ``segment`` if present. The target appears only when it is complete, and replaces an existing
-    file only with ``force``.
+    the probabilities are written. The remaining options are the same as for BatchApply;
+    ``predictions`` and ``one_column_each`` need a table, and ``output`` has no effect on an npy
+    file. The segments are read from the array or column that ``segments`` names, by default
+    ``segments`` or ``segment`` if present. The target appears only when it is complete, and
+    replaces an existing file only with ``force``.
     """
     start, end = Path(source), Path(target)
     steady = current_map(fitted)  # one version for the whole file

@@ -1,11 +1,10 @@
-"""The two clients: the same calls, blocking or awaited."""
+"""The blocking and the asynchronous client, with the same calls."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import httpx
@@ -82,7 +81,7 @@ class _ClientBase(Calls, Generic[Http]):
             return self._foreign
 
     def after_fork(self) -> None:
-        """Open new connections; those of the parent stay open, because it still uses them."""
+        """Open new connections; the parent still uses the old ones."""
         if not self._http.is_closed:
             self._open()
 
@@ -91,8 +90,8 @@ class Client(_ClientBase[httpx.Client], Blocking):
     """Client of the service, which threads can share; close it, or use it as a context manager.
 
     ``url`` and ``api_key`` default to CALIBRD_URL and CALIBRD_API_KEY, or the service that
-    ``make serve`` runs on this machine. ``timeout`` is how many seconds the service may stay silent
-    during a request. Idempotent calls are retried for ``retry_seconds`` while the service is
+    ``make serve`` runs on this machine. ``timeout`` is how many seconds a request
+    waits for the next byte. Idempotent calls are retried for ``retry_seconds`` while the service is
     unreachable. Data larger than ``part_bytes`` is uploaded in parts of that size. A forked process
     opens its own connections.
 
@@ -112,12 +111,7 @@ class Client(_ClientBase[httpx.Client], Blocking):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, flow: Flow[R]) -> R:
@@ -193,12 +187,7 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(self, flow: Flow[R]) -> R:

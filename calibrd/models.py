@@ -200,7 +200,7 @@ class Version:
 class Comparison:
     """Two versions measured on the same rows; the first is the report's ``before``.
 
-    ``dataset`` is None if the rows are those that both versions were judged on. ``no_verdict`` says
+    ``dataset`` is None for the rows that both versions were judged on. ``no_verdict`` says
     why there is no verdict, for example because a version was fitted on these rows.
     """
 

@@ -115,7 +115,7 @@ def commands() -> str:
     for name, summary, parser in _commands():
         words = [str(one.metavar) for one in parser._actions if not one.option_strings]
         flags = names(one for one in _flags(parser) if one not in common)
-        own = "those of the server" if name in server.COMMANDS else flags
+        own = "same as the server" if name in server.COMMANDS else flags
         rows.append((f"`{' '.join(['calibrd', name, *words])}`", summary, own))
     return table(("command", "does", "flags"), rows)
 

@@ -240,7 +240,7 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
         )
 
     async def is_ready() -> bool:
-        found = await parts.probe.look()
+        found = await parts.probe.read_async()
         return found.database == found.blobs == OK
 
     settings = parts.settings

@@ -64,7 +64,7 @@ def _document(
 
 
 def _bodies(kind: type[Body]) -> Iterator[type[Body]]:
-    """Yield every declared body, including those of pages."""
+    """Yield every declared body, including form bodies of pages."""
     for body in kind.__subclasses__():
         yield body
         yield from _bodies(body)

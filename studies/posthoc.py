@@ -43,7 +43,7 @@ WITH_FEW_ROWS = (
     "temperature",
     "smart",
     "pts",
-    "cts",
+    "predicted_class_temperature",
     "ets",
     "isotonic",
     "histogram",
@@ -60,7 +60,24 @@ AS_PUBLISHED: tuple[tuple[str, dict[str, Any]], ...] = (
     *(("smart", {"as_published": True, "seed": seed}) for seed in (0, 1, 2)),
     ("smart", {"as_published": True, "objective": "charbonnier_per_sample"}),
 )
-PARTS = ("main", "variants", "as-published", "few-rows", "class-change")
+COMPARATORS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("temperature", {}),
+    ("temperature", {"objective": "ada_ece", "grid": "tenths"}),
+    ("predicted_class_temperature", {}),
+    ("cts", {}),
+    ("cts", {"as_published": True}),
+    ("histogram", {}),
+    ("bbq", {}),
+)
+PARTS = (
+    "main",
+    "variants",
+    "as-published",
+    "comparators",
+    "objectives",
+    "few-rows",
+    "class-change",
+)
 Recipe = tuple[str, dict[str, Any]]
 
 
@@ -73,6 +90,11 @@ def smart_variants() -> list[Recipe]:
     """Return SMART with objectives and indicators other than its defaults."""
     objectives = [("smart", {"objective": name}) for name in OBJECTIVES]
     return [*objectives, *(("smart", {"indicator": name}) for name in INDICATORS)]
+
+
+def objectives() -> list[Recipe]:
+    """Return temperature scaling and PTS with each objective."""
+    return [(name, {"objective": one}) for name in ("temperature", "pts") for one in OBJECTIVES]
 
 
 def planned(folder: Path, names: Sequence[str], recipes: Sequence[Recipe]) -> Iterator[Plan]:
@@ -139,6 +161,12 @@ def main() -> None:
     if options.only in (None, "as-published"):
         found = fitted(planned(options.folder, same, AS_PUBLISHED))
         show("as published", recipes_table(found))
+    if options.only in (None, "comparators"):
+        found = fitted(planned(options.folder, same, COMPARATORS))
+        show("comparators", main_table(found))
+    if options.only in (None, "objectives"):
+        found = fitted(planned(options.folder, same, objectives()))
+        show("objectives", recipes_table(found))
     if options.only in (None, "few-rows"):
         found = fitted(planned_with_few_rows(options.folder, same))
         show("few rows", few_rows_table(found))

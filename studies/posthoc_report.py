@@ -13,7 +13,15 @@ from calibrators.registry import keeps_class
 
 STUDENT_T = 2.776  # the 97.5 % quantile with 4 degrees of freedom: 5 splits
 DRAWS = 2000
-IN_THE_PAPER = ("identity", "temperature", "pts", "cts", "spline", "smart")
+IN_THE_PAPER = (
+    "identity",
+    "temperature",
+    "pts",
+    "predicted_class_temperature",
+    "cts",
+    "spline",
+    "smart",
+)
 COLUMNS: dict[str, tuple[str, int]] = {
     "ece": ("ECE-15", 2),
     "floor": ("floor", 2),

@@ -15,7 +15,7 @@ Bools = NDArray[np.bool_]
 
 
 class RowTerms(NamedTuple):
-    """Per row: log-odds of the predicted class, whether it is right, -log p of the label."""
+    """Per row: log-odds of the predicted class, whether it is correct, -log p of the label."""
 
     odds: Floats
     correct: Bools

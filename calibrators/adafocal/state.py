@@ -135,7 +135,7 @@ class AdaFocalState:
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Return whether both are equal up to rounding: the last bit of exp varies by machine."""
+        """Return whether two states agree up to rounding: the last bit of exp varies by machine."""
         return (
             self.settings == other.settings
             and self.step == other.step

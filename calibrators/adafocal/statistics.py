@@ -51,7 +51,7 @@ LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 if right."""
+    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 if a hit."""
 
     keys: Keys
 
@@ -65,7 +65,7 @@ class ExactRows:
 
     @classmethod
     def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
-        """Build rows from log-odds, which may be infinite, and whether each row was right."""
+        """Build rows from log-odds, which may be infinite, and whether each row was correct."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
 
@@ -76,7 +76,7 @@ class ExactRows:
 
     @property
     def hits(self) -> int:
-        """Number of rows that were right."""
+        """Number of correct rows."""
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
@@ -92,7 +92,7 @@ class ExactRows:
         return TiedRows(lower, lower + STEP, confidence, count.astype(np.float64), right)
 
     def counted(self) -> CountedRows:
-        """Return the rows counted in cells."""
+        """Return the counts of these rows in cells."""
         cell = cell_of(ODDS[0] + ((self.keys >> 1) + 0.5) * STEP)
         table = [np.bincount(part, minlength=CELLS) for part in (cell, cell[(self.keys & 1) == 1])]
         return CountedRows(np.array(table, dtype=np.int64))
@@ -119,7 +119,7 @@ class CountedRows:
 
     @property
     def hits(self) -> int:
-        """Number of rows that were right."""
+        """Number of correct rows."""
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
@@ -134,7 +134,7 @@ class CountedRows:
         return TiedRows(lower, upper, sigmoid(odds_at(used + 0.5)), count, right)
 
     def counted(self) -> CountedRows:
-        """Return itself."""
+        """Return these rows, which are counted already."""
         return self
 
 
@@ -158,12 +158,13 @@ class BinStatistics:
     """Confidence and accuracy of a validation pass in bins of equal mass and equal width, and NLL.
 
     ``spread`` is the distribution of the rows over the log-odds ``log(c / (1 - c))`` of the
-    confidence c, the probability of the predicted class (a scale of c itself fails near 1). Up to
-    131,072 rows are kept individually, to 2^-20, so that bins of equal mass are exact; more are
-    counted in 32,768 cells, whose mean confidences are accurate to 7e-5. ``sums`` holds the sums of
-    the 15 equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the number of
-    rows whose NLL is known, and the sum of their NLL (each at most 2^14) in units of 2^-24. All are
-    integers: merged in any order, on any number of machines, the result is the same to the bit.
+    confidence c, the probability of the predicted class (c itself lacks resolution near 1). Up to
+    131,072 rows are kept individually, to 2^-20, so that bins of equal mass are exact; more rows
+    are counted in 32,768 cells, whose mean confidences are accurate to 7e-5. ``sums`` holds the
+    sums of the 15 equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the
+    number of rows whose NLL is known, and the sum of their NLL (each at most 2^14) in units of
+    2^-24. All are integers: merged in any order, on any number of machines, the result is the same
+    to the bit.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -274,7 +275,7 @@ class BinStatistics:
         """Return bins of equal mass with the convention of ``calibrators.metrics.equal_mass``.
 
         Bin i ends after floor(i n / M) rows, so some are empty if there are fewer rows than bins.
-        Tied rows, or those of a cell, that lie on an edge are shared in proportion. The first edge
+        Rows on an edge that are tied, or in the same cell, are split in proportion. The first edge
         is 0, the last 1.
         """
         self._check_not_empty()
@@ -330,7 +331,7 @@ class BinStatistics:
 
 
 def _limit_rows(rows: ExactRows) -> Spread:
-    """Return up to EXACT_ROWS rows as they are, and more of them counted in cells."""
+    """Return at most EXACT_ROWS rows unchanged; count larger numbers in cells."""
     return rows if rows.count <= EXACT_ROWS else rows.counted()
 
 
@@ -354,7 +355,7 @@ def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
 
 
 def plain_bytes(spread: Spread, sums: Integers) -> bytes:
-    """Return the bytes before compression: a letter for the kind of the spread, sums, spread."""
+    """Return the bytes before compression: a letter for the kind of ``spread``, then the data."""
     kind = ROWS if isinstance(spread, ExactRows) else CELLED
     return kind + planes(sums) + planes(spread.raw())
 

@@ -1,6 +1,6 @@
 """Report or run -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
 
-Every chart is a plain dict with its data inside. ``to_svg`` draws those of reports in plain Python;
+Every chart is a plain dict with its data inside. ``to_svg`` draws report charts in plain Python;
 ``to_png``, ``to_html`` and the charts of runs need ``pip install 'calibrd[charts]'``.
 """
 

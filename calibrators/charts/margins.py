@@ -38,8 +38,8 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
     """Draw the reliability of low, middle and high margins (Figure 15 of the SMART paper).
 
     Points are equal-mass bins; the axes of a panel begin near its lowest point. With one
-    temperature for all rows, the thirds can err in opposite directions, so that the whole looks
-    better than they do.
+    temperature for all rows, the thirds can err in opposite directions, so that the overall diagram
+    looks better than any of them.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))

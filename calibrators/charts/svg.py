@@ -166,7 +166,7 @@ def _add_x_axis(block: SvgBlock, x: Scale, axis: Spec | None, width: float, heig
 
 
 def _every(labels: list[str], at: list[float], x: Linear) -> int:
-    """Return 1 if all labels fit, 2 if every second one does, and so on."""
+    """Return 1 if all labels fit, 2 if only every second one fits, and so on."""
     if len(at) < 2:
         return 1
     room = abs(x(at[1]) - x(at[0]))

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from calibrators.comparison.compare import nll_change
 from calibrators.comparison.judged_rows import JudgedRows
 from calibrators.errors import DataError
+from calibrators.registry import all_maps
 from calibrators.report.report import Report
 from calibrators.report.verdict import RANKING, Verdict
 
 REFUSED = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA)
 LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
-# by the size of a method's map; methods not listed come last
-SIMPLEST_FIRST = (
-    "identity",
-    "temperature",
-    "ets",
-    "beta",
-    "vector",
-    "cts",
-    "additive",
-    "spline",
-    "smart",
-    "pts",
-    "segmented",
-    "histogram",
-    "isotonic",
-    "metacal",
-    "matrix",
-    "dirichlet",
-    "histogram_one_vs_rest",
-    "isotonic_one_vs_rest",
-)
 
 
 class Candidate(NamedTuple):
-    """A fit to choose from; ``method`` is that of its map, ``rows`` are those it was judged on."""
+    """A fit to choose from, with the method of its map and the rows that it was judged on."""
 
     name: str
     method: str
@@ -53,12 +34,12 @@ class Recommendation(NamedTuple):
 
 
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """Return the fit with the lowest NLL that loses nothing, or a simpler one that ties with it.
+    """Return the admissible fit with the lowest NLL, or a simpler one that ties with it.
 
     Fits that were judged worse or on too few rows, or that lose accuracy or ranking, are
     left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows common to
-    both, contains 0: then the simpler method is recommended (SIMPLEST_FIRST). Fits whose judged
-    rows are unknown never tie.
+    both, contains 0: then the method with the lower ``complexity`` is recommended. Fits whose
+    judged rows are unknown never tie.
     """
     left_out = {
         place: why for place, one in enumerate(candidates) if (why := _objection(one.report))
@@ -97,9 +78,9 @@ def _ties(best: Candidate, other: Candidate) -> bool:
         return False
 
 
-def _complexity(candidate: Candidate) -> int:
-    method = candidate.method
-    return SIMPLEST_FIRST.index(method) if method in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+def _complexity(candidate: Candidate) -> float:
+    known = all_maps().get(candidate.method)
+    return math.inf if known is None else known.complexity
 
 
 def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
@@ -107,7 +88,7 @@ def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
     if chosen is not best:
         return (
             f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably above the lowest, "
-            f"that of {best.name} ({_nll(best):.4f})"
+            f"{best.name} ({_nll(best):.4f})"
         )
-    others = f" of the {able} that lose neither accuracy nor ranking" if able > 1 else ""
+    others = f" of the {able} that preserve accuracy and ranking" if able > 1 else ""
     return f"{chosen.name} has the lowest NLL ({nll}){others}"

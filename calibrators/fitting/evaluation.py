@@ -133,6 +133,8 @@ def memory_bytes(
     probabilities before and after calibration and what the report keeps.
     """
     share = HELD_OUT if held_out is None else held_out
+    if held_out is None and n < HELD_OUT_FROM:
+        share = 1.0  # cross-fitting judges all rows
     if evaluation is None:
         numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
     else:
@@ -224,7 +226,7 @@ class _Job:
     def fit(
         self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
     ) -> CalibrationMap:
-        """Fit as the part of the job from ``start`` to ``end``; a judged fit issues no warnings."""
+        """Fit with progress from ``start`` to ``end``; a judged fit issues no warnings."""
         if self._cancel is not None and self._cancel():
             raise FitCancelled
 

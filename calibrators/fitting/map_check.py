@@ -20,7 +20,7 @@ def prove(fitted: CalibrationMap) -> None:
     """Raise a MapError unless every probability is finite and non-negative, and rows sum to 1.
 
     The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64; if it
-    has segments, also in those with the smallest and the largest scale.
+    has segments, it is also applied in the segments with the smallest and the largest scale.
     """
     names = [None, *_extreme_segments(fitted)]
     for dtype in (np.float32, np.float64):

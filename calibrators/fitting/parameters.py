@@ -1,6 +1,6 @@
 """Check the fields of recipes against their annotations.
 
-A field states its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
+A field declares its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
 schema from the same annotation.
 """
 

@@ -67,5 +67,5 @@ class MDCALoss(Loss):
         """Return the loss of each row."""
         mean = torch.softmax(logits, dim=1).mean(dim=0)
         share = torch.bincount(labels, minlength=logits.shape[1]).to(mean.dtype) / len(labels)
-        surprise = F.cross_entropy(logits, labels, reduction="none")
-        return powered(surprise, self.gamma) + self.weight * (mean - share).abs().mean()
+        surprisal = F.cross_entropy(logits, labels, reduction="none")
+        return powered(surprisal, self.gamma) + self.weight * (mean - share).abs().mean()

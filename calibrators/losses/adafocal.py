@@ -17,9 +17,9 @@ from calibrators.losses.focal import powered
 class AdaFocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``; p is the label's.
 
-    The gamma of a sample is that of the bin of ``state`` into which its p falls; neither
+    Each sample has the gamma of the bin of ``state`` into which its p falls; neither
     bin nor gamma carries a gradient. Set ``state`` after each validation pass; it is part of
-    ``state_dict``, so that a checkpoint restores it. Parameters are those of
+    ``state_dict``, so that a checkpoint restores it. The parameters are the fields of
     ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
@@ -72,9 +72,9 @@ class AdaFocalLoss(WeightedCrossEntropy):
         """Return the annotated types of the settings and of the parameters of every loss."""
         return {**field_hints(Settings), **super().hyper_parameters()}
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, self._gammas(torch.exp(-surprise.detach())))
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, self._gammas(torch.exp(-surprisal.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

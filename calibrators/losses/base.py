@@ -87,7 +87,7 @@ class Loss(torch.nn.Module):
 
     @property
     def learns(self) -> bool:
-        """Whether this is a training batch, which losses with a memory record."""
+        """Whether this is a training batch: losses with a memory record only those."""
         return self.training and torch.is_grad_enabled()
 
     @property
@@ -128,26 +128,26 @@ class WeightedCrossEntropy(Loss):
     """
 
     @abstractmethod
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows whose labels have the probability exp(-surprise)."""
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows whose labels have the probability exp(-surprisal)."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
-        return self.weighed(F.cross_entropy(logits, labels, reduction="none"))
+        return self.weighted(F.cross_entropy(logits, labels, reduction="none"))
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch."""
         check_batch(logits, labels)
         _check_names(more)
         _check_range(logits, labels, self.ignore_index)
-        surprise = F.cross_entropy(
+        surprisal = F.cross_entropy(
             widened(logits),
             labels.long(),
             reduction="none",
             ignore_index=self.ignore_index,
         )
         counts = labels != self.ignore_index
-        return self._reduce(torch.where(counts, self.weighed(surprise), 0.0), counts)
+        return self._reduce(torch.where(counts, self.weighted(surprisal), 0.0), counts)
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class CorrectnessRankingLoss(Loss):
     its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
     training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
     history is part of ``state_dict``. After ``eval()`` it is cross-entropy without ``index``, for
-    samples that are not in the training set. Helps when confidence must separate right from wrong
+    samples that are not in the training set. Helps when confidence must separate correct from wrong
     predictions.
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 

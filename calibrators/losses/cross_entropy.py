@@ -25,6 +25,6 @@ class CrossEntropyLoss(WeightedCrossEntropy):
     name: ClassVar[str] = "cross_entropy"
     summary: ClassVar[str] = "-log p of the label"
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the surprise unchanged."""
-        return surprise
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the surprisal unchanged."""
+        return surprisal

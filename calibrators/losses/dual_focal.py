@@ -22,7 +22,7 @@ class DualFocalLoss(Loss):
     Helps when focal loss ends underconfident. This is the loss of the authors' released code, by
     which the published figures were measured: no row weighs more than 1, and p_j is 0 if no class
     is below the label. In their paper's formula, ``as_published=False``, p_j is the largest
-    probability of the other classes, and a row that is predicted wrongly weighs up to 2^gamma.
+    probability of the other classes, and a misclassified row weighs up to 2^gamma.
     References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
     reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j altogether where
     p_y < p_j; the code takes the largest one below p_y).

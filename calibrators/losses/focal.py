@@ -19,12 +19,12 @@ SMALLEST = 1e-12
 STEEPEST_INVERSE = 3.591
 
 
-def powered(surprise: Tensor, gamma: Tensor | float) -> Tensor:
+def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
     """Return -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
 
     Gamma carries no gradient.
     """
-    losses: Tensor = _Powered.apply(surprise, gamma)  # type: ignore[no-untyped-call]
+    losses: Tensor = _Powered.apply(surprisal, gamma)  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -32,34 +32,34 @@ class _Powered(torch.autograd.Function):
     """The loss with an explicit derivative, which takes a third of autograd's time."""
 
     @staticmethod
-    def forward(ctx: Any, surprise: Tensor, gamma: Tensor | float) -> Tensor:
-        strength = torch.as_tensor(gamma, dtype=surprise.dtype, device=surprise.device)
-        log_base = _log_base(surprise, strength)
+    def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:
+        strength = torch.as_tensor(gamma, dtype=surprisal.dtype, device=surprisal.device)
+        log_base = _log_base(surprisal, strength)
         power = torch.exp(strength.abs() * log_base)
-        tilt = (torch.exp(-surprise) * surprise).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
+        tilt = (torch.exp(-surprisal) * surprisal).nan_to_num(nan=0.0)  # p log p is 0 at p = 0
         slope = power * (1 + strength * tilt / log_base.exp())
-        ctx.save_for_backward(surprise, strength, slope)
-        return power * surprise
+        ctx.save_for_backward(surprisal, strength, slope)
+        return power * surprisal
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        surprise, strength, slope = ctx.saved_tensors
+        surprisal, strength, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
 
             def plain(at: Tensor) -> Tensor:
                 return torch.exp(strength.abs() * _log_base(at, strength)) * at
 
-            return differentiable_gradient(plain, surprise, grad_output), None
+            return differentiable_gradient(plain, surprisal, grad_output), None
         return grad_output * slope, None
 
 
-def _log_base(surprise: Tensor, strength: Tensor) -> Tensor:
+def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
     """Return log(1 - p), or log(1 + p) where gamma is negative.
 
     Exact where p is near 1, and where it is near 0, which matters for very large gammas.
     """
-    p = torch.exp(-surprise)
-    of_likely = (-torch.expm1(-surprise)).clamp(min=SMALLEST).log()
+    p = torch.exp(-surprisal)
+    of_likely = (-torch.expm1(-surprisal)).clamp(min=SMALLEST).log()
     of_unlikely = torch.log1p(-p.clamp(max=0.5))
     doubt = torch.where(p < 0.5, of_unlikely, of_likely)
     return torch.where(strength >= 0, doubt, torch.log1p(p))
@@ -88,9 +88,9 @@ class FocalLoss(WeightedCrossEntropy):
     name: ClassVar[str] = "focal"
     summary: ClassVar[str] = "cross-entropy weighted by a power of 1 - p"
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, self.gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, self.gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -107,10 +107,10 @@ class FLSD53Loss(WeightedCrossEntropy):
     name: ClassVar[str] = "flsd_53"
     summary: ClassVar[str] = "focal loss with a larger gamma for unlikely labels"
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        gamma = torch.where(torch.exp(-surprise.detach()) < 0.2, 5.0, 3.0)
-        return powered(surprise, gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        gamma = torch.where(torch.exp(-surprisal.detach()) < 0.2, 5.0, 3.0)
+        return powered(surprisal, gamma)
 
 
 @dataclass(eq=False, repr=False)
@@ -140,6 +140,6 @@ class InverseFocalLoss(WeightedCrossEntropy):
                 stacklevel=3,
             )
 
-    def weighed(self, surprise: Tensor) -> Tensor:
-        """Return the losses of rows with these surprises."""
-        return powered(surprise, -self.gamma)
+    def weighted(self, surprisal: Tensor) -> Tensor:
+        """Return the losses of rows with these surprisals."""
+        return powered(surprisal, -self.gamma)

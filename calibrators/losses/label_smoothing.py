@@ -1,4 +1,4 @@
-"""Label smoothing: cross-entropy against labels that are not quite certain."""
+"""Label smoothing: cross-entropy against slightly uncertain labels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from calibrators.losses.base import Loss
 class LabelSmoothingLoss(Loss):
     """``(1 - e) (-log p_y) + e / k sum_c (-log p_c)``.
 
-    Helps when a network is overconfident; it curbs all rows alike, which hurts the order of the
-    confidences. The papers use e = 0.1 or 0.05.
+    Helps when a network is overconfident; it affects all rows alike, which degrades the ranking by
+    confidence. The papers use e = 0.1 or 0.05.
     Reference: Szegedy et al., Rethinking the inception architecture for computer vision, 2016.
 
     >>> import torch

@@ -27,11 +27,11 @@ class SECALoss(Loss):
     """``-sum_c (1[c = y] + mu_yc) log p_c``, mu_j the mean of p over class j.
 
     No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
-    with respect to the logits is ``2 p - (onehot + mu)``. A sample that is alone in its class
-    within the batch gets the gradient of cross-entropy; a warning says so if this is true of most
-    samples of the first training batch. In training under torch.distributed, means are over the
-    batches of all ranks, which must then all call the loss equally often; ``all_ranks=False`` keeps
-    them local. Helps training from scratch that must be calibrated without a held-out set.
+    with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
+    its class in the batch gets the gradient of cross-entropy; a warning says so if this is true of
+    most samples of the first training batch. In training under torch.distributed, means are over
+    the batches of all ranks, which must then all call the loss equally often; ``all_ranks=False``
+    keeps them local. Helps when training from scratch must end calibrated without a held-out set.
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -58,7 +58,7 @@ class SECALoss(Loss):
         # the first batch, of all ranks alike: the check exchanges counts
         if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):
             self._is_checked = True
-            _check_company(labels, logits.shape[1], together)
+            _warn_if_alone(labels, logits.shape[1], together)
         losses: Tensor = _SelfGuided.apply(logits, labels, together)  # type: ignore[no-untyped-call]
         return losses
 
@@ -90,8 +90,8 @@ class _SelfGuided(torch.autograd.Function):
         return slope * grad_output[:, None], None, None
 
 
-def _check_company(labels: Tensor, classes: int, together: bool) -> None:
-    """Warn if most samples of a batch are alone in their class."""
+def _warn_if_alone(labels: Tensor, classes: int, together: bool) -> None:
+    """Warn if most samples of a batch are the only one of their class."""
     counts = torch.bincount(labels, minlength=classes)
     if together:
         torch.distributed.all_reduce(counts)

@@ -46,10 +46,10 @@ class SelectiveRiskLoss(Loss):
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
     ``weight_gradient`` can get stuck, because it lowers its weights by lowering its confidence;
-    then the first ``warm_up`` batches can be plain cross-entropy. The label's logit of a right row
-    is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))`` (score ``msp``). As
-    ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, no row is if
-    ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
+    then the first ``warm_up`` batches can be plain cross-entropy. The label's logit of a correctly
+    classified row is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))``, for the
+    score ``msp``. As ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, none
+    is if ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
     ``safe_smoothing`` for other scores.
 
     ``normalise=False`` leaves out C. ``accumulate`` counts the scores of all training batches since
@@ -96,17 +96,17 @@ class SelectiveRiskLoss(Loss):
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
-        surprise = F.nll_loss(log_p, labels, reduction="none")
+        surprisal = F.nll_loss(log_p, labels, reduction="none")
         if self.learns:
             self._check_smoothing(logits.shape[1])
         if self.learns and self.warm_up:
             self.batches.add_(1)
             if self.batches <= self.warm_up:
-                return surprise
+                return surprisal
         with torch.set_grad_enabled(self.weight_gradient and torch.is_grad_enabled()):
             scored = torch.log_softmax(log_p.exp(), dim=1) if self.second_softmax else log_p
             score = confidence_score(scored, self.score)
-        return self._weights(score, logits.shape[1]) * surprise
+        return self._weights(score, logits.shape[1]) * surprisal
 
     def next_epoch(self) -> None:
         """Mark the end of an epoch: accumulated counts begin again."""
@@ -140,23 +140,23 @@ class SelectiveRiskLoss(Loss):
         return counts.to(score.dtype) / counts.sum()
 
     def _check_smoothing(self, classes: int) -> None:
-        """Warn in the first training batch if right rows can be pushed away from their label."""
+        """Warn in the first training batch if labels of correct rows can be pushed down."""
         if self._is_checked or not self.weight_gradient:
             return
         self._is_checked = True
         needed = safe_smoothing(self.score, classes, second_softmax=self.second_softmax)
         if needed is not None and self.smoothing < needed:
             warnings.warn(
-                f"with smoothing {self.smoothing} the weight gradient can push rightly classified "
-                f"samples away from their label: use at least {needed:.3f} (score {self.score}, "
-                f"{classes} classes), or weight_gradient=False",
+                f"with smoothing {self.smoothing} the weight gradient can push correctly "
+                f"classified samples away from their label: use at least {needed:.3f} (score "
+                f"{self.score}, {classes} classes), or weight_gradient=False",
                 WrongWayGradients,
                 stacklevel=6,
             )
 
 
 def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) -> float | None:
-    """Return the smoothing from which on no right row is pushed away from its label.
+    """Return the smoothing from which no correctly classified row is pushed down.
 
     ``a/e`` where the score s grows by at most ``a p (1 - p)`` with the label's logit: a = 1 for
     ``msp``, 2 for ``margin``; with a second softmax e / (e + k - 1) and (e + 1) / (e + k - 1). None
@@ -185,7 +185,7 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
-    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the surest).
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the highest).
 
     Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
     rows share their mean rank; the weights carry no gradient. Helps when the order of the

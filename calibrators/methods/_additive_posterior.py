@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1 << 15
 class DesignRows:
     """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
 
-    ``nodes`` (t, NODES) are those of the terms; ``design`` (n, t NODES) is multiplied by the
+    ``nodes`` (t, NODES) belong to the terms; ``design`` (n, t NODES) is multiplied by the
     heights; offsets, hits and row counts are (n,). Designs and offsets of cells are means.
     """
 
@@ -171,7 +171,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Yield all fitted models along the grid, from stiff to flexible, each started at the last."""
+    """Yield all fitted models along the grid, stiff to flexible, each started at the last."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
@@ -200,7 +200,7 @@ def _mode(
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
     Newton steps are shortened so that no log odds move by more than 2 at once. The last step is
-    the first that gains less than MIN_DECREMENT; the factor is that of the point before that step.
+    the first that gains less than MIN_DECREMENT; the factor is computed before that step.
     """
     mode = start
     for _ in range(MAX_ITERATIONS):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.methods._ties import tie_starts
 from calibrators.numerics.parallel import Floats
@@ -72,11 +73,30 @@ def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
     """Return edges of bins with equally many of the ascending values; ties stay together."""
-    bins = even.size + 1
-    cuts = np.unique(np.rint(np.arange(1, bins) * ordered.size / bins).astype(np.intp))
-    ends = np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
+    return edges_at(ordered, mass_cuts(even.size + 1, tie_ends(ordered, reach)))
+
+
+def tie_ends(ordered: Floats, reach: Reach) -> NDArray[np.intp]:
+    """Return how many of the ascending values lie up to the end of each run of equal ones."""
+    return np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
+
+
+def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return how many values lie below each edge of ``bins`` bins with equally many values.
+
+    Edges lie only where a run of equal values ends, so there may be fewer than ``bins - 1``.
+
+    >>> mass_cuts(3, np.array([1, 2, 5, 6])).tolist()
+    [2, 5]
+    """
+    size = ends[-1]
+    cuts = np.unique(np.rint(np.arange(1, bins) * size / bins).astype(np.intp))
     cuts = ends[np.searchsorted(ends, cuts[cuts > 0])]
-    cuts = np.unique(cuts[cuts < ordered.size])
+    return np.unique(cuts[cuts < size])
+
+
+def edges_at(ordered: Floats, cuts: NDArray[np.intp]) -> Floats:
+    """Return the edges half-way between the ascending values on either side of each cut."""
     below, above = ordered[cuts - 1], ordered[cuts]
     middle = below + 0.5 * (above - below)
     return np.asarray(np.where(middle < above, middle, below))

@@ -10,7 +10,7 @@ start W = I, b = 0 is temperature scaling: the mode under normal priors around i
 convex and its minimum is finite for any data, even with classes that are always predicted correctly
 or never occur, and the NLL on the fit set is never above that of temperature scaling. It is
 minimised by Newton's method until no component of the gradient exceeds ``tolerance``: in float64 if
-``tolerance`` is below 1e-6, else in the type of the logits.
+``tolerance`` is below 1e-6, else in the dtype of the logits.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def features_of_set(
 ) -> tuple[Floats, NDArray[np.bool_] | None]:
     """Return features (n, k + ones) of all rows, and a mask of -inf logits, if there are any.
 
-    The features have the type of the logits, unless the tolerance requires more than float32.
+    The features have the dtype of the logits, unless the tolerance requires more than float32.
     """
     dtype = data.logits.dtype if tolerance >= SINGLE_PRECISION else np.dtype(np.float64)
     x = np.ones((data.n, data.k + ones), dtype=dtype)

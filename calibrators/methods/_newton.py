@@ -31,8 +31,8 @@ class Convex(Protocol):
 
     shape: tuple[int, ...]
 
-    def look_at(self, point: Array) -> tuple[float, Array]:
-        """Return value and gradient at a point, which the next two methods refer to."""
+    def evaluate(self, point: Array) -> tuple[float, Array]:
+        """Return value and gradient at a point; the next two methods use the same point."""
 
     def curve(self, direction: Array) -> Array:
         """Return the Hessian times a direction."""
@@ -146,7 +146,7 @@ class _Search:
     def _look(self, point: Array) -> tuple[float, Array]:
         self.context.cancelled()
         self.evaluations += 1
-        return self.function.look_at(point)
+        return self.function.evaluate(point)
 
     def _newton_direction(self, forcing: float) -> Array:
         """Solve ``Hessian @ direction = -gradient`` to a relative residual of ``forcing``."""

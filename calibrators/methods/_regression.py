@@ -1,7 +1,7 @@
 """The penalised NLL of ``softmax(W x + b)`` as a convex function: value, gradient, curvature.
 
 A point is the offset from the start W = I, b = 0; its last row belongs to b. Blocks of rows are
-processed in the type of the features and summed in float64.
+processed in the dtype of the features and summed in float64.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Regression(ABC):
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return derivatives with respect to the parameters from those for the scores."""
+        """Return derivatives with respect to the parameters from derivatives for the scores."""
 
-    def look_at(self, point: Array) -> tuple[float, Array]:
+    def evaluate(self, point: Array) -> tuple[float, Array]:
         """Return the objective and its gradient; keep the probabilities for the other methods."""
         parameters = self.parameters_at(point).astype(self.x.dtype, copy=False)
         losses = np.empty(self.n)
@@ -107,7 +107,7 @@ class Regression(ABC):
         return curved
 
     def refine(self) -> bool:
-        """Continue in float64; return False if that is already the type."""
+        """Continue in float64; return False if that is already the dtype."""
         if self.x.dtype == np.float64:
             return False
         self.x = self.x.astype(np.float64)
@@ -151,7 +151,7 @@ class Diagonal(Regression):
         return np.array([column_sums(by_scores, x), column_sums(by_scores)])
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of each class's 2 x 2 block, plus that of a bias all classes share.
+        """Return the inverse of each class's 2 x 2 block, plus the inverse for a shared bias.
 
         Such a bias changes no probability: only the penalty gives it a curvature, which the blocks
         do not include.

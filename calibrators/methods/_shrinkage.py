@@ -104,7 +104,7 @@ def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[Segment
 
 
 class Rounds:
-    """Solutions for all segments, one prior after the other, each started from the last."""
+    """Solutions for all segments, one prior after the other, each starting from the one before."""
 
     def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments

@@ -51,8 +51,8 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
 def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
     """Return gaps from the largest of ``logits / temperature`` to the next, (n, count), float64.
 
-    They never fall along a row. A gap to -inf counts as the row's largest finite gap, or as 0 if
-    there is none.
+    Gaps never decrease along a row. A gap to -inf counts as the row's largest finite gap, or as 0
+    if there is none.
 
     >>> sorted_gaps(np.array([[3.0, 1.0, 0.0], [0.0, 5.0, -np.inf]]), 2, 1.0).tolist()
     [[2.0, 3.0], [5.0, 5.0]]

@@ -84,7 +84,7 @@ class OnnxOthers(NamedTuple):
     """Tensors of an ONNX graph: all classes but the predicted one, relative to the top logit.
 
     ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
-    is finite (``alone``); ``log_odds`` (n, 1) are those of the top class, as doubles.
+    is finite (``alone``); ``log_odds`` (n, 1) of the top class are doubles.
     """
 
     logits: str
@@ -163,7 +163,7 @@ class TopLabelCalibrator(AfterTemperature):
     def _fit_confidence(
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> TopLabelMap:
-        """Fit on each row's log odds of being right (float64) and whether it was (0.0 or 1.0).
+        """Fit on each row's log odds (float64) and whether its prediction was correct (0.0 or 1.0).
 
         ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Rows with a single finite
         logit, whose log odds are infinite, are left out: they are certain with any map.

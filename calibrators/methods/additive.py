@@ -55,6 +55,7 @@ class AdditiveMap(CalibrationMap):
     """
 
     method = "additive"
+    complexity = 60
     keeps_class = True
     has_interval = True
 
@@ -167,7 +168,7 @@ class AdditiveMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Additive(AfterTemperature):
-    """``logit P(right) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data require.
+    """``logit P(hit) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data require.
 
     After temperature scaling, x are the log odds of the predicted class, m is the margin between
     the largest and the second largest logit and d the gap between the second and the third. The
@@ -190,7 +191,8 @@ class Additive(AfterTemperature):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 4)) * 3
     >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
-    >>> fitted = Additive().fit(CalibrationSet(z, y))            # every row is right 7 times in 10
+    >>> fitted = Additive().fit(CalibrationSet(z, y))            # every row is correct 7 times in
+    10
     >>> fitted.apply(z[:3]).max(axis=1).round(1)
     array([0.7, 0.7, 0.7])
     >>> low, high = fitted.interval(z[:3], level=0.9)

@@ -25,7 +25,7 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "its correction is as smooth and as small as the rows require: no choice is needed"
+ADDITIVE = "the data determine how smooth and how large its correction is: no choice is needed"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Auto(Calibrator):
     name = "auto"
     summary = "the additive map or, if the class may change, a method that measurably beats it"
     reference = "docs/studies/auto.md"
-    cost = "that of additive; with candidates, about four times that of all of them"
+    cost = "the cost of additive; with candidates, about four times their total cost"
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
     candidates: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Auto(Calibrator):
         return next((name for name in self.candidates if get_method(name).needs_segments), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the largest candidate, and of the folds if any."""
+        """Estimate the peak memory of the largest candidate, including any folds."""
         recipes = self._recipes()
         folds = 8 * (n * k + 4 * len(recipes) * n) if len(recipes) > 1 else 0
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
@@ -155,7 +155,8 @@ class Auto(Calibrator):
                     f"Auto.candidates names {name!r}, which may change the predicted class: "
                     "that needs allow_class_change=True",
                 )
-        names = self.candidates or (changing if self.allow_class_change else [])
+        by_default = [name for name in changing if not all_methods()[name].for_comparison]
+        names = self.candidates or (by_default if self.allow_class_change else [])
         known = dict.fromkeys([BASE, *names])
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
 
@@ -210,7 +211,7 @@ def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[
 
 
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
-    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that do not suffice alone."""
+    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that are not enough alone."""
 
     def penalised(beta: float) -> float:
         context.cancelled()

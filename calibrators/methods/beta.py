@@ -32,6 +32,7 @@ class BetaMap(OneVsRestMap):
     """Log odds ``a_k ln p_k - b_k ln(1 - p_k) + c_k`` of each class; rows are then normalised."""
 
     method = "beta"
+    complexity = 30
 
     a: Floats
     b: Floats

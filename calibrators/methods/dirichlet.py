@@ -12,6 +12,7 @@ class DirichletMap(LinearMap):
     """``softmax(weights @ x + bias)``, x = log softmax(logits / base_temperature)."""
 
     method = "dirichlet"
+    complexity = 150
 
     @classmethod
     def features(cls) -> Features:

@@ -29,6 +29,7 @@ class EtsMap(CalibrationMap):
     """
 
     method = "ets"
+    complexity = 20
     keeps_class = True
 
     temperature: float

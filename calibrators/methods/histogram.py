@@ -41,6 +41,7 @@ class HistogramMap(TopLabelMap):
     """The ``accuracy`` (b,) of the confidence's bin; ``edges`` (b - 1,) are log odds."""
 
     method = "histogram"
+    complexity = 110
 
     edges: Floats
     accuracy: Floats
@@ -93,7 +94,8 @@ class Histogram(TopLabelCalibrator):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 4)) * 3
     >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
-    >>> fitted = Histogram(bins=3).fit(CalibrationSet(z, y))     # every row is right 7 times in 10
+    >>> fitted = Histogram(bins=3).fit(CalibrationSet(z, y))     # every row is correct 7 times in
+    10
     >>> fitted.accuracy.round(1)
     array([0.7, 0.7, 0.7])
     """
@@ -140,6 +142,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
     """
 
     method = "histogram_one_vs_rest"
+    complexity = 160
 
     edges: Floats
     frequency: Floats

@@ -16,6 +16,7 @@ class IdentityMap(TemperatureTypeMap):
     """``softmax(logits)``."""
 
     method = "identity"
+    complexity = 0
 
     def _inverse_temperatures(self, logits: Floats) -> float:
         return 1.0

@@ -47,6 +47,7 @@ class IsotonicMap(TopLabelMap):
     """The accuracy of the fit set at each confidence, linear between ``confidence`` nodes."""
 
     method = "isotonic"
+    complexity = 120
 
     confidence: Floats
     accuracy: Floats
@@ -100,7 +101,8 @@ class Isotonic(TopLabelCalibrator):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 4)) * 3
     >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
-    >>> fitted = Isotonic().fit(CalibrationSet(z, y))            # every row is right 7 times in 10
+    >>> fitted = Isotonic().fit(CalibrationSet(z, y))            # every row is correct 7 times in
+    10
     >>> fitted.apply(z[:3]).max(axis=1).round(1)
     array([0.7, 0.7, 0.7])
     """
@@ -139,10 +141,11 @@ class Isotonic(TopLabelCalibrator):
 class IsotonicOneVsRestMap(OneVsRestMap):
     """How often the label was k at each probability of k, linear between nodes; rows sum to 1.
 
-    Row k of ``probability`` (k, t) holds the nodes of class k, that of ``frequency`` the values.
+    Row k of ``probability`` (k, t) holds the nodes of class k, row k of ``frequency`` its values.
     """
 
     method = "isotonic_one_vs_rest"
+    complexity = 170
 
     probability: Floats
     frequency: Floats

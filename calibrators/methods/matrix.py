@@ -12,6 +12,7 @@ class MatrixMap(LinearMap):
     """``softmax(weights @ x + bias)``, x = logits / base_temperature minus their row's mean."""
 
     method = "matrix"
+    complexity = 140
 
     @classmethod
     def features(cls) -> Features:

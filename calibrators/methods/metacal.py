@@ -27,11 +27,12 @@ MIN_SHARE = 0.05
 class MetaCalMap(CalibrationMap):
     """``softmax(z / temperature)`` up to an entropy of ``threshold``, uniform above.
 
-    The entropy (in nats) is that of ``softmax(z / base_temperature)``. The uniform distribution
+    The entropy of ``softmax(z / base_temperature)`` is in nats. The uniform distribution
     covers the classes whose logit is not -inf.
     """
 
     method = "metacal"
+    complexity = 130
     keeps_class = False
 
     base_temperature: float
@@ -99,7 +100,7 @@ class MetaCal(AfterTemperature):
     the bounds above, which are for scores fixed in advance, neglect that the score's one parameter,
     a temperature, comes from the same rows. The score is the paper's, the entropy of the softmax,
     after division by the exact temperature of all rows: the scale of the logits does not matter. If
-    the accepted rows have no finite temperature (all correct), that of all rows is used.
+    the accepted rows have no finite temperature (all correct), the temperature of all rows is used.
 
     Rejected rows have no largest class: if a prediction is needed, take it from the model.
 
@@ -194,7 +195,7 @@ class MetaCal(AfterTemperature):
 def _temperature(
     data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
 ) -> float:
-    """Return the exact temperature of the accepted rows; that of all rows if they have none."""
+    """Return the exact temperature of the accepted rows, or of all rows if they have none."""
     if accepted.all():
         return base.temperature
     inner = context.inner()

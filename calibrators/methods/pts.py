@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from calibrators.base import TemperatureTypeMap
 from calibrators.data import CalibrationSet
@@ -15,13 +14,13 @@ from calibrators.errors import ParameterError
 from calibrators.export.onnx import FLOAT, Builder
 from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
+from calibrators.methods._pts_network import LARGEST, Network, PtsDescent, PtsProblem
 from calibrators.methods._smart_features import onnx_sorted_gaps, sorted_gaps
 from calibrators.methods.temperature import TemperatureMap, check_temperature
-from calibrators.numerics.confidence_curves import Samples, curve_numbers, observe
+from calibrators.numerics.confidence_curves import curve_numbers, observe
+from calibrators.numerics.objectives import ObjectiveName, make_objective
 from calibrators.numerics.parallel import Floats, row_blocks, scratch_bytes
 
-LARGEST = 3.0
-ITERATIONS = 200
 MAX_PARAMETERS = 1000
 
 
@@ -34,6 +33,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
     """
 
     method = "pts"
+    complexity = 90
 
     base_temperature: float
     centre: Floats
@@ -110,76 +110,6 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
 
 
 @dataclass(frozen=True)
-class Run:
-    """Forward pass of a network: inputs, hidden activations and output."""
-
-    inputs: Floats
-    first: Floats
-    second: Floats
-    output: Floats
-    free: Floats
-
-
-@dataclass(frozen=True)
-class Network:
-    """Two hidden layers of relu units and one output clipped to [-LARGEST, LARGEST]."""
-
-    w1: Floats
-    b1: Floats
-    w2: Floats
-    b2: Floats
-    w3: Floats
-    b3: Floats
-
-    @classmethod
-    def start(cls, inputs: int, hidden: int, seed: int) -> Network:
-        """Return a network with random hidden layers, uniform in +-1/sqrt(inputs), and output 0."""
-        rng = np.random.default_rng(seed)
-
-        def drawn(wide: int, *size: int) -> Floats:
-            return rng.uniform(-1, 1, size) / math.sqrt(wide)
-
-        first = drawn(inputs, inputs, hidden), drawn(inputs, hidden)
-        second = drawn(hidden, hidden, hidden), drawn(hidden, hidden)
-        return cls(*first, *second, np.zeros(hidden), np.zeros(()))
-
-    @property
-    def parts(self) -> tuple[Floats, ...]:
-        """All parameters, layer by layer."""
-        return self.w1, self.b1, self.w2, self.b2, self.w3, self.b3
-
-    def moved(self, step: Floats) -> Network:
-        """Return the network with ``step`` added to its flattened parameters."""
-        ends = np.cumsum([one.size for one in self.parts])[:-1]
-        pieces = np.split(step, ends)
-        return Network(*(a + b.reshape(a.shape) for a, b in zip(self.parts, pieces, strict=True)))
-
-    def run(self, inputs: Floats) -> Run:
-        """Run the forward pass on ``inputs``."""
-        first = np.maximum(inputs @ self.w1 + self.b1, 0)
-        second = np.maximum(first @ self.w2 + self.b2, 0)
-        raw = second @ self.w3 + self.b3
-        return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
-
-    def jacobian(self, run: Run) -> Floats:
-        """Return the derivatives of each sample's output for all parameters, (parameters, n)."""
-        n = len(run.output)
-        free = run.free.astype(np.float64)
-        to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
-        to_first = (self.w2 @ to_second) * (run.first.T > 0)
-        return np.concatenate(
-            [
-                (run.inputs.T[:, np.newaxis] * to_first).reshape(-1, n),
-                to_first,
-                (run.first.T[:, np.newaxis] * to_second).reshape(-1, n),
-                to_second,
-                run.second.T * free,
-                free[np.newaxis],
-            ]
-        )
-
-
-@dataclass(frozen=True)
 class ParametrizedTemperature(AfterTemperature):
     """Parametrized temperature scaling: ``p = softmax(z / T(z))``, T from the ten largest logits.
 
@@ -195,6 +125,11 @@ class ParametrizedTemperature(AfterTemperature):
     either; the output is log T, clipped to |log T| <= 3, while the paper takes the absolute value;
     the network starts at T = 1; a penalty of ``decay / n`` times the squared distance of the
     parameters from their start keeps fits on few rows from following their noise.
+
+    ``objective`` offers those that the SMART paper compares in its Table 3 (see
+    numerics.objectives; ``bins``, ``lam`` and ``delta`` are as in `smart`). All but "mse" are
+    minimised by BFGS with the same penalty, until five steps in a row lower the objective by less
+    than ``tolerance``, or 200 steps.
 
     Tomani, Cremers, Buettner: Parameterized temperature scaling for boosting the expressive power
     in post-hoc uncertainty calibration. ECCV 2022.
@@ -217,6 +152,10 @@ class ParametrizedTemperature(AfterTemperature):
     hidden: Annotated[int, Ge(1), Le(24)] = 5
     decay: Annotated[float, Ge(0)] = 1.0
     tolerance: Annotated[float, Ge(1e-12), Le(0.1)] = 1e-5
+    objective: ObjectiveName = "mse"
+    bins: Annotated[int, Ge(2), Le(1000)] = 15
+    lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
+    delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,8 +179,7 @@ class ParametrizedTemperature(AfterTemperature):
         inputs = sorted_gaps(data.logits, min(self.logits, data.k) - 1, base.temperature)
         centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
         spread[spread == 0] = 1.0
-        samples = observe(data, 1 / base.temperature)
-        problem = PtsProblem(samples, (inputs - centre) / spread, self.decay / data.n)
+        problem = self._problem(data, 1 / base.temperature, (inputs - centre) / spread)
         start = Network.start(inputs.shape[1], self.hidden, self.seed)
         network, value, iterations = problem.solve(start, self.tolerance, context)
         w1, b1, w2, b2, w3, b3 = network.parts
@@ -258,58 +196,21 @@ class ParametrizedTemperature(AfterTemperature):
             w3=w3,
             b3=float(b3),
             fit_info={
-                "objective": "mse",
+                "objective": self.objective,
                 "value": value,
                 "iterations": iterations,
                 "device": "cpu",
             },
         )
 
-
-@dataclass(frozen=True)
-class PtsProblem:
-    """Mean of (c - a)^2 plus ``pull`` times the squared distance from the start."""
-
-    samples: Samples
-    inputs: Floats
-    pull: float
-
-    def solve(
-        self, start: Network, tolerance: float, context: FitContext
-    ) -> tuple[Network, float, int]:
-        """Run Levenberg-Marquardt; return the network, its mean (c - a)^2 and the iterations."""
-        at, moved = start, np.zeros(sum(one.size for one in start.parts))
-        damping = 1e-2
-        run, miss, slope = self._evaluate(at)
-        value = self._value(miss, moved)
-        for iteration in range(1, ITERATIONS + 1):
-            context.step(iteration, ITERATIONS, value)
-            jacobian = at.jacobian(run) * slope
-            normal = jacobian @ jacobian.T / self.samples.n
-            gradient = jacobian @ miss / self.samples.n + self.pull * moved
-            np.einsum("ii->i", normal)[...] += self.pull
-            gain = -1.0
-            while gain <= 0 and damping < 1e8:
-                scale = np.diag(damping * (np.diag(normal) + 1e-6 * np.trace(normal) + 1e-12))
-                step = np.linalg.solve(normal + scale, -gradient)
-                tried = at.moved(step)
-                outcome = self._evaluate(tried)
-                gain = value - self._value(outcome[1], moved + step)
-                damping *= 0.2 if gain > 0 else 5
-            if gain <= 0:
-                break
-            at, moved, (run, miss, slope), value = tried, moved + step, outcome, value - gain
-            if gain < tolerance * value:
-                break
-        context.step(ITERATIONS, ITERATIONS, value)
-        return at, float((miss * miss).mean()), iteration
-
-    def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and dc/dlog T, where log T is the output of the network."""
-        run = network.run(self.inputs)
-        value, slope = self.samples.curve.log_partition(np.exp(-run.output))
-        confidence = np.exp(-value)
-        return run, confidence - self.samples.correct, confidence * slope
-
-    def _value(self, miss: Floats, moved: Floats) -> float:
-        return float((miss * miss).mean() + self.pull * (moved * moved).sum())
+    def _problem(
+        self, data: CalibrationSet, scale: float, inputs: Floats
+    ) -> PtsProblem | PtsDescent:
+        smoothed = self.objective == "label_smoothing"
+        samples = observe(data, scale, with_mean_gaps=smoothed)
+        if self.objective == "mse":
+            return PtsProblem(samples, inputs, self.decay / data.n)
+        objective = make_objective(
+            self.objective, samples, bins=self.bins, lam=self.lam, delta=self.delta
+        )
+        return PtsDescent(objective, inputs, self.decay / data.n)

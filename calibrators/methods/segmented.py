@@ -36,6 +36,7 @@ class SegmentedMap(CalibrationMap):
     """
 
     method = "segmented"
+    complexity = 100
     keeps_class = None
     has_segments = True
 
@@ -136,8 +137,8 @@ class Segmented(Calibrator):
 
     the maximum a posteriori for log T_g ~ N(0, tau^2). tau, how much segments differ, is estimated
     from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
-    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment of a
-    few rows stays close to ``base``, one of many rows follows its own data, and without evidence
+    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment with
+    few rows stays close to ``base``, one with many rows follows its own data, and without evidence
     that segments differ, tau is 0 and all T_g are 1. The largest tau is 1, and T_g stays between
     1/16 and 16, with a BoundarySolution warning if it ends at a bound; each T_g is found by
     Newton's method within a bracket. With ``shrinkage="none"``, which is meant for comparison,
@@ -168,7 +169,7 @@ class Segmented(Calibrator):
     name = "segmented"
     summary = "a method for all rows, then a temperature for each segment, shrunk towards 1"
     reference = "empirical Bayes: Efron and Morris, JASA 1975"
-    cost = "that of its base plus 10 to 20 passes over the logits"
+    cost = "the cost of its base plus 10 to 20 passes over the logits"
     needs_segments = True
 
     base: str = "temperature"
@@ -190,7 +191,7 @@ class Segmented(Calibrator):
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the base, plus its calibrated logits twice."""
+        """Estimate the peak memory: the base, plus its calibrated logits twice."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -230,7 +231,7 @@ def _warn_of_bounds(
 ) -> None:
     """Warn of segments at a bound, and of large ones that would be beyond it without shrinkage.
 
-    A single segment on a scale of its own may keep all others at the temperature of the base.
+    A single segment on a different scale may leave all others at the temperature of the base.
     """
     bounds = (1 / REACH, REACH)
     ended = [
@@ -244,7 +245,7 @@ def _warn_of_bounds(
         context.warn(
             BoundarySolution,
             f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
-            f"or 16 times that of the base: {_first(ended)}; choose a base that scales the logits "
+            f"or 16 times the base's: {_first(ended)}; choose a base that scales the logits "
             "first or, if it does, rescale these segments' logits to match the others",
         )
 
@@ -259,7 +260,7 @@ def _warn_of_missing_optima(
         context.warn(
             BoundarySolution,
             f"the rows of {len(without)} of {len(free)} segments have no temperature between 1/16 "
-            f"and 16 times that of the base, and keep that of the base: {_first(without)}",
+            f"and 16 times the base's, and keep the base's: {_first(without)}",
         )
 
 
@@ -274,7 +275,7 @@ def _first(names: Sequence[str]) -> str:
 def _describe(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution]
 ) -> list[dict[str, Any]]:
-    """Return each segment's temperature, and the one of its own rows alone if it is finite."""
+    """Return each segment's temperature, and the one without shrinkage if that is finite."""
     return [
         {
             "name": name,

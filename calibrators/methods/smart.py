@@ -48,6 +48,7 @@ class SmartMap(TemperatureTypeMap):
     """
 
     method = "smart"
+    complexity = 80
 
     base_temperature: float
     indicator: Indicator

@@ -15,10 +15,11 @@ from calibrators.data import CalibrationSet
 from calibrators.errors import BoundarySolution, FitError, FlatLogits, ParameterError
 from calibrators.export.onnx import Builder
 from calibrators.fitting.context import FitContext
+from calibrators.metrics._sorted import equal_mass
 from calibrators.metrics.bins import equal_width
-from calibrators.numerics.confidence_curves import Samples, observe
-from calibrators.numerics.objectives import SMOOTHING, make_objective
-from calibrators.numerics.parallel import Floats
+from calibrators.numerics.confidence_curves import MANY_CLASSES, Samples, curve_numbers, observe
+from calibrators.numerics.objectives import SMOOTHING, ObjectiveName, make_objective
+from calibrators.numerics.parallel import Floats, scratch_bytes
 from calibrators.numerics.softmax import margins, mean_gaps, partition_sums
 
 REACH = 1e4
@@ -26,7 +27,10 @@ SUBSAMPLE = 500
 MIN_START = 100
 OCTAVES = 4
 ITERATIONS = 100
-ALL_RIGHT = "every prediction on the fit set is right (or nearly so), so the best T is 0 or near it"
+TENTHS = 100
+ALL_RIGHT = (
+    "every prediction on the fit set is correct (or nearly so), so the best T is 0 or near it"
+)
 SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 
@@ -43,6 +47,7 @@ class TemperatureMap(TemperatureTypeMap):
     """``softmax(logits / temperature)``."""
 
     method = "temperature"
+    complexity = 10
 
     temperature: float
 
@@ -64,15 +69,19 @@ class TemperatureScaling(Calibrator):
     The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
     optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
     (every prediction correct) or T = infinity (worse than chance), T stops at a bound, 1e4 times
-    off the scale of the logits, with a BoundarySolution warning; flat logits give T = 1 with a
-    FlatLogits warning.
+    smaller or larger than the scale of the logits, with a BoundarySolution warning; flat logits
+    give T = 1 with a FlatLogits warning.
 
     ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
-    family: "mse", "brier", "soft_ece" and "charbonnier" (both in the binned form of
-    numerics.objectives), and "ece" (15 equal-width bins, or ``bins``). These need not be convex and
-    are minimised on a grid from T/16 to 16 T around the NLL optimum, refined to one part in a
-    million (if the NLL itself ends at a bound, so does T). An objective that is still falling at
-    the end of the grid is flagged as well.
+    family: "ece" (equal-width bins), "ada_ece" (equal-mass bins), and those of numerics.objectives
+    ("soft_ece" and "charbonnier" are in the binned form), where ``lam`` is ``1 / (2 sigma^2)`` for
+    soft bins of width sigma. These need not be convex and are minimised on a grid from T/16 to 16 T
+    around the NLL optimum, refined to one part in a million (if the NLL itself ends at a bound, so
+    does T). An objective that is still falling at the end of the grid is flagged as well.
+
+    ``grid="tenths"`` instead tries T = 0.1, 0.2, ..., 10 only, whatever the scale of the logits,
+    and takes the lowest T on ties. With ``objective="ada_ece"`` this is how the AdaFocal paper
+    selects T.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017.
 
@@ -88,18 +97,28 @@ class TemperatureScaling(Calibrator):
     reference = "Guo et al., ICML 2017"
     cost = "2 or 3 passes over the logits"
 
-    objective: Literal[
-        "nll", "label_smoothing", "mse", "brier", "soft_ece", "charbonnier", "ece"
-    ] = "nll"
+    objective: Literal[ObjectiveName, "ece", "ada_ece"] = "nll"
+    grid: Literal["refined", "tenths"] = "refined"
     bins: Annotated[int, Ge(2), Le(1000)] = 15
     lam: Annotated[float, Gt(0), Le(1e6)] = 200.0
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
+
+    def memory_bytes(self, n: int, k: int) -> int:
+        """Estimate the peak memory: for most objectives, also the confidence curves."""
+        tenths = self.grid == "tenths"
+        if not tenths and self.objective in ("nll", "label_smoothing"):
+            return super().memory_bytes(n, k)
+        few = tenths or k <= MANY_CLASSES
+        numbers = 3.5 * k if few else max(k, curve_numbers(k))
+        return int(8 * n * (numbers + 20)) + scratch_bytes()
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         bounds = _bounds(_every(data, data.n // SUBSAMPLE)) or _bounds(data)
         if bounds is None:
             context.warn(FlatLogits, "no row has finite logits that differ: T stays 1")
             return self._map(data, 1.0, at_bound=False, evaluations=0)
+        if self.grid == "tenths":
+            return self._on_tenths(data, context)
         root = _minimise_nll(data, bounds, SMOOTHING if self.objective == "label_smoothing" else 0)
         context.step(1, 2)
         if root.at_bound:
@@ -115,6 +134,22 @@ class TemperatureScaling(Calibrator):
         context.step(2, 2)
         return self._map(data, root.value, at_bound=root.at_bound, evaluations=root.evaluations)
 
+    def _on_tenths(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
+        smoothed = self.objective == "label_smoothing"
+        samples = observe(data, exact=True, with_mean_gaps=smoothed)
+        function = self._function_of_beta(samples, context)
+        tenths = np.arange(1, TENTHS + 1)
+        best = int(np.argmin([function(10 / tenth) for tenth in tenths])) + 1
+        at_end = best in (1, TENTHS)
+        if at_end:
+            context.warn(
+                BoundarySolution,
+                f"the {self.objective} objective is lowest at the end of the grid from 0.1 to 10; "
+                f"T stops there, at {best / 10}",
+            )
+        context.step(2, 2)
+        return self._map(data, 10 / best, at_bound=at_end, evaluations=TENTHS)
+
     def _map(self, data: CalibrationSet, beta: float, **info: Any) -> TemperatureMap:
         info = {"objective": self.objective, "device": "cpu", **info}
         return TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)
@@ -123,9 +158,11 @@ class TemperatureScaling(Calibrator):
         def ece(beta: float) -> float:
             context.step(1, 2)
             confidence = np.exp(-samples.curve.log_partition(beta)[0])
-            return equal_width(confidence, samples.correct, self.bins).ece()
+            if self.objective == "ece":
+                return equal_width(confidence, samples.correct, self.bins).ece()
+            return equal_mass(confidence, samples.correct, self.bins).ece()
 
-        if self.objective == "ece":
+        if self.objective in ("ece", "ada_ece"):
             return ece
         objective = make_objective(
             self.objective, samples, bins=self.bins, lam=self.lam, delta=self.delta

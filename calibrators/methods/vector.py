@@ -27,6 +27,7 @@ class VectorMap(LinearMap):
     """``softmax(weights * x + bias)``, x = logits / base_temperature minus their row's mean."""
 
     method = "vector"
+    complexity = 40
 
     @classmethod
     def features(cls) -> Features:

@@ -16,7 +16,7 @@ from calibrators.metrics._inputs import (
     checked_confidence,
     checked_correct,
 )
-from calibrators.metrics.bins import BinTable
+from calibrators.metrics.bins import BinTable, width_edges
 
 __all__ = ["equal_mass"]
 
@@ -45,7 +45,7 @@ class Ranked:
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Build it from scores that are already sorted, and the row of each."""
+        """Build it from sorted scores and the row of each score."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property
@@ -55,7 +55,7 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return the begin and end of the tie group at each position (the last group at n)."""
+        """Return the start and end of the tie group at each position (the last group at n)."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")
@@ -65,10 +65,23 @@ class Ranked:
         """Return the number of set flags below each position; tie groups count in proportion."""
         return _shared(self.hits_below, position, *self.group(position))
 
+    def score_sum_at(self, position: Integers) -> Floats:
+        """Return the sum of the scores below each position; tie groups count in proportion."""
+        return _shared(self.score_below, position, *self.group(position))
+
+    def mass_edges(self, bins: int) -> Integers:
+        """Return the positions at which ``bins`` bins with equal counts begin and end."""
+        return np.arange(bins + 1) * self.score.size // bins
+
+    def width_edges(self, bins: int) -> Integers:
+        """Return where those of the bins (i/M, (i + 1)/M] begin and end that have rows."""
+        inner = np.searchsorted(self.score, width_edges(bins)[1:-1], side="right")
+        return np.unique(np.concatenate(([0], inner, [self.score.size])))
+
     def equal_mass(self, bins: int) -> BinTable:
         """Return the table of `bins` bins with edges at the positions floor(j n / M)."""
         count_all = self.score.size
-        edge = np.arange(bins + 1) * count_all // bins
+        edge = self.mass_edges(bins)
         begin, end = self.group(edge)
         count = np.diff(edge).astype(np.float64)
         score_sum = np.diff(_shared(self.score_below, edge, begin, end))

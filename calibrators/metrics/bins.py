@@ -71,6 +71,15 @@ class BinTable:
         """Accuracy minus mean confidence: negative means overconfident."""
         return ratio(self.correct_sum - self.confidence_sum, self.count)
 
+    def to_dict(self) -> dict[str, list[float | None]]:
+        """Return count, confidence and accuracy of each bin as JSON, null for empty bins."""
+        columns = {"confidence": self.mean_confidence, "accuracy": self.accuracy}
+        nullable = {
+            name: [None if np.isnan(value) else value for value in column.tolist()]
+            for name, column in columns.items()
+        }
+        return {"count": self.count.tolist(), **nullable}
+
     def ece(self) -> float:
         """Return the mean absolute gap, each bin weighted by its count."""
         return float(np.abs(self.correct_sum - self.confidence_sum).sum() / self.count.sum())
@@ -163,7 +172,7 @@ def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
 
 
 def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
-    """Return, per equal-width bin, the sum of confidences and the counts of wrong and right."""
+    """Return, per equal-width bin, the sum of confidences and the counts of misses and hits."""
     values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
     index = bin_index(values, bins, scratch)
     sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.errors import ParameterError
 from calibrators.metrics._inputs import at_least
 from calibrators.metrics.bins import debiased_squared
 from calibrators.metrics.catalogue import Metric
@@ -141,7 +143,7 @@ def ece_debiased(
 
 ECE_DEBIASED = Metric(
     name="ece_debiased",
-    title="its root (debiased RMS)",
+    title="debiased RMS error",
     meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that "
     "error is negative.",
     function=ece_debiased,
@@ -151,24 +153,47 @@ ECE_DEBIASED = Metric(
 
 
 def ece_sweep(
-    probabilities: Scores, labels: npt.ArrayLike | None = None, *, max_bins: int = 512
+    probabilities: Scores,
+    labels: npt.ArrayLike | None = None,
+    *,
+    max_bins: int = 512,
+    binning: Literal["mass", "width"] = "mass",
 ) -> float:
-    """Return the ECE with the most equal-mass bins whose accuracies are in ascending order.
+    """Return the ECE with the most bins whose accuracies are in ascending order.
 
-    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last such b is used.
+    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last such b is used. The bins
+    have equal mass, or with `binning="width"` equal width, where empty bins are skipped.
     Convention: absolute gaps (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).
 
     >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1])
     0.35
+    >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1], binning="width")
+    0.25
     """
     at_least("max_bins", max_bins, 1)
+    if binning not in ("mass", "width"):
+        raise ParameterError("bad_parameter", f"binning must be 'mass' or 'width', got {binning!r}")
     ranked = as_top_label(probabilities, labels).ranked
     count = ranked.score.size
+    edges = ranked.mass_edges if binning == "mass" else ranked.width_edges
     bins = 1
     while bins < min(max_bins, count):
-        edge = np.arange(bins + 2) * count // (bins + 1)
+        edge = edges(bins + 1)
         accuracy = np.diff(ranked.hits_at(edge)) / np.diff(edge)
         if np.any(np.diff(accuracy) < -1e-12):
             break
         bins += 1
-    return ranked.equal_mass(bins).ece()
+    place = edges(bins)
+    gap = np.diff(ranked.hits_at(place)) - np.diff(ranked.score_sum_at(place))
+    return float(np.abs(gap).sum() / count)
+
+
+ECE_SWEEP = Metric(
+    name="ece_sweep",
+    title="ECE, as many bins as rise (sweep)",
+    meaning="The gap over the largest number of equal-mass bins whose accuracies rise with the "
+    "confidence.",
+    function=ece_sweep,
+    measure=lambda scored: ece_sweep(scored.rows.top),
+    position=45,
+)

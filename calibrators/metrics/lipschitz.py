@@ -7,12 +7,20 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.metrics._inputs import Floats, at_least
+from calibrators.metrics._sorted import Ranked
+from calibrators.metrics.catalogue import Metric
 from calibrators.metrics.toplabel import Scores, as_top_label
 
 __all__ = ["smce"]
 
 
-def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
+CELLS = 1 << 14
+
+
+def smce(
+    probabilities: Scores, labels: npt.ArrayLike | None = None, *, cells: int | None = None
+) -> float:
     """Return the exact smooth calibration error.
 
     `max over f of (1/n) sum_i (a_i - c_i) f(c_i)` for f with |f| <= 1 and
@@ -26,14 +34,41 @@ def smce(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     where U starts at 0 and ends at the sum of all residuals: the total-variation fit to S, solved
     in O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the solver).
 
+    With ``cells``, if there are more distinct confidences than that, each moves to the middle of
+    its cell of [0, 1]: the value then differs by at most half a cell times the mean of
+    `|a_i - c_i|`, and a million rows take a hundredth of a second instead of more than one.
+
     >>> round(smce([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
     """
     ranked = as_top_label(probabilities, labels).ranked
-    ties = ranked.ties
-    residual_sum = (ranked.hits_below - ranked.score_below)[ties[1:]]
-    distance = np.diff(ranked.score[ties[:-1]])
+    ends, value = ranked.ties[1:], ranked.score[ranked.ties[:-1]]
+    if cells is not None:
+        at_least("cells", cells, 1)
+        if value.size > cells:
+            ends, value = _merged(ranked, cells)
+    residual_sum = (ranked.hits_below - ranked.score_below)[ends]
+    distance = np.diff(value)
     return _total_variation_fit(residual_sum.tolist(), distance.tolist()) / ranked.score.size
+
+
+SMCE = Metric(
+    name="smce",
+    title="smooth calibration error",
+    meaning="The largest mean product of correctness minus confidence with a function of the "
+    "confidence that lies between -1 and 1 and has slopes of at most 1.",
+    function=smce,
+    measure=lambda scored: smce(scored.rows.top, cells=CELLS),
+    position=55,
+)
+
+
+def _merged(ranked: Ranked, cells: int) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Return the ends of the rows in each cell that has some, and the cells' middles."""
+    edges = np.searchsorted(ranked.score, np.arange(1, cells) / cells)
+    places = np.concatenate([[0], edges, [ranked.score.size]])
+    filled = np.flatnonzero(np.diff(places))
+    return places[filled + 1], (filled + 0.5) / cells
 
 
 def _total_variation_fit(target: list[float], weight: list[float]) -> float:

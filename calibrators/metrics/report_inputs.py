@@ -11,6 +11,7 @@ from calibrators.metrics._inputs import Checked, at_least, checked
 from calibrators.metrics.bins import BinTable
 from calibrators.metrics.classwise import ClassTable, class_table_of
 from calibrators.metrics.scores import RowScores, missed_of, row_scores_of
+from calibrators.metrics.selective import ood_auroc
 
 __all__ = ["Scored", "ScoredRows", "scored"]
 
@@ -47,12 +48,18 @@ class ScoredRows:
         """The top-5 error; None if there are at most five classes."""
         return None
 
+    @property
+    def ood_auroc(self) -> float | None:
+        """The AUROC of out-of-distribution rows; None if there are none."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Scored(ScoredRows):
     """The inputs of all metrics, with the probabilities and labels themselves."""
 
     data: Checked
+    ood: npt.ArrayLike | None = None
 
     @cached_property
     def classes(self) -> ClassTable:
@@ -66,9 +73,22 @@ class Scored(ScoredRows):
             return None
         return missed_of(self.data, MAX_GUESSES) / self.data.labels.size
 
+    @cached_property
+    def ood_auroc(self) -> float | None:
+        """The AUROC of out-of-distribution rows; None if there are none."""
+        return None if self.ood is None else ood_auroc(self.data.probabilities, self.ood)
 
-def scored(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) -> Scored:
+
+def scored(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    bins: int = 15,
+    ood: npt.ArrayLike | None = None,
+) -> Scored:
     """Score probabilities (n, k), or (n,) for binary, against labels (n,).
+
+    ``ood`` (m, k) are probabilities of out-of-distribution rows.
 
     >>> found = scored([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     >>> found.rows.top.accuracy, found.classes.labelled.tolist(), found.top_5_error
@@ -76,4 +96,4 @@ def scored(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 1
     """
     at_least("bins", bins, 1)
     data = checked(probabilities, labels)
-    return Scored(row_scores_of(data), bins, data)
+    return Scored(row_scores_of(data), bins, data, ood)

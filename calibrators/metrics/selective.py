@@ -31,7 +31,7 @@ __all__ = [
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the AUROC of the confidence separating correct from wrong predictions.
 
-    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are right or all are wrong.
+    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are correct or all are wrong.
     Unchanged by any increasing map of the confidence. Hendrycks & Gimpel 2017.
 
     >>> refinement_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 1, 1])
@@ -42,9 +42,9 @@ def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None)
 
 REFINEMENT_AUROC = Metric(
     name="refinement_auroc",
-    title="AUROC of right against wrong",
-    meaning="How well confidence separates right from wrong predictions: the chance that a right "
-    "one has the higher confidence.",
+    title="AUROC of correct vs. wrong",
+    meaning="How well confidence separates correct from wrong predictions: the probability that a "
+    "correct one has the higher confidence.",
     function=refinement_auroc,
     measure=lambda scored: scored.rows.ranking.auroc,
     position=120,
@@ -78,9 +78,9 @@ def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> flo
 
     This is what the RefCal code reports as refinement: how well each class's probability separates
     its rows from those of each other class, whatever the number of their rows.
-    `refinement_auroc` separates right from wrong predictions instead. Convention: ties count half;
-    pairs with a class without rows are left out; NaN if fewer than two classes have rows. The cost
-    is O(n k log n), too much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
+    `refinement_auroc` separates correct from wrong predictions instead. Convention: ties count
+    half; pairs with a class without rows are left out; NaN if fewer than two classes have rows. The
+    cost is O(n k log n), too much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
 
     >>> one_vs_one_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
@@ -119,6 +119,18 @@ def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike)
     return _auroc(Ranked.of(scaled, np.arange(entropy.size) >= inside.shape[0]))
 
 
+OOD_AUROC = Metric(
+    name="ood_auroc",
+    title="AUROC of out-of-distribution rows",
+    meaning="How well the entropy of the probabilities separates out-of-distribution rows from "
+    "the others: the chance that one of them has the higher entropy. Only with `ood`.",
+    function=ood_auroc,
+    measure=lambda scored: scored.ood_auroc,
+    position=125,
+    higher_is_better=True,
+)
+
+
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the area under the risk-coverage curve: mean error of the i most confident rows.
 
@@ -147,7 +159,7 @@ AURC = Metric(
 
 
 def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the excess AURC: `aurc` minus that of the predictions in the best possible order.
+    """Return the excess AURC: `aurc` minus the AURC of the best possible order.
 
     Convention: the best order's area is the exact finite sum, not the limit
     `r + (1 - r) log(1 - r)`, so a perfect order scores exactly 0. Geifman et al. 2019.
@@ -162,8 +174,8 @@ def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 E_AURC = Metric(
     name="e_aurc",
     title="excess AURC",
-    meaning="The AURC minus that of the best order of these rows, in which all right ones come "
-    "first.",
+    meaning="The AURC minus the AURC of the best possible order of these rows, in which all "
+    "correct ones come first.",
     function=e_aurc,
     measure=lambda scored: scored.rows.ranking.aurc - best_aurc(scored.rows.top.correct),
     position=140,
@@ -173,7 +185,7 @@ E_AURC = Metric(
 
 
 def best_aurc(correct: Bools) -> float:
-    """Return the smallest `aurc` of any order of these rows: all right ones come first.
+    """Return the smallest `aurc` of any order of these rows: all correct ones come first.
 
     >>> round(best_aurc(np.array([True, False, True])), 4)
     0.1111
@@ -185,11 +197,11 @@ def best_aurc(correct: Bools) -> float:
 def auroc_influence(top: TopLabel) -> Floats | None:
     """Return the influence of each row on `refinement_auroc` (n,), in the order of the rows.
 
-    A right row counts with the share of wrong rows below it, a wrong row with the share of right
-    rows above it (ties count half), each minus the area and divided by the share of its kind. The
+    A correct row counts the share of wrong rows below it, a wrong row the share of correct rows
+    above it (ties count half), each minus the area and divided by the share of its kind. The
     mean square over n is DeLong's variance of the area; the difference of two such arrays gives
-    that of a paired change, even if the predictions differ. None if there are fewer than two right
-    or two wrong rows. DeLong et al. 1988.
+    that of a paired change, even if the predictions differ. None if there are fewer than two
+    correct or two wrong rows. DeLong et al. 1988.
 
     >>> found = auroc_influence(TopLabel([0.9, 0.8, 0.7, 0.6], [True, False, True, False]))
     >>> found.round(3)
@@ -226,7 +238,7 @@ def aurc_influence(top: TopLabel) -> Floats:
 
 
 class Ranking(NamedTuple):
-    """AUROC of right against wrong and AURC, with the influence of each row."""
+    """AUROC of correct vs. wrong and AURC, with the influence of each row."""
 
     auroc: float
     auroc_influence: Floats | None
@@ -261,7 +273,7 @@ def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
 
 
 def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
-    """Return values in the order of the rows, each chosen by the correctness of its row."""
+    """Return values in row order, chosen by whether the row is correct."""
     values: Floats = np.empty(ranked.score.size)
     np.copyto(of_wrong, of_right, where=ranked.hit)
     values[ranked.order] = of_wrong

@@ -9,9 +9,11 @@ tensors.
 - ``brier``: mean over samples of the squared distance from p to the one-hot label.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
   centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
-  ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``.
+  ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``. This is
+  the binned form of Karandikar et al. 2021; ``lam = 1 / (2 sigma^2)``, sigma the width of a bin.
 - ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``, Eq. 6 of the
-  SMART paper, whose residual is relative to the centre of a bin; for comparison only.
+  SMART paper, whose residual is relative to the centre of a bin, and with a delta of 0 its Eq. 5,
+  which the paper calls SoftECE; for comparison only.
 - ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6 it is
   minimised by confidences near 0 and 1; for comparison only.
 """
@@ -122,7 +124,7 @@ def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objec
     read back, so a step costs a few passes over n instead of n times bins exponentials.
     """
     xp = namespace(samples.correct)
-    weights, slopes = (_beside(samples, one) for one in soft_bin_weights(bins, lam))
+    weights, slopes = (_on_device(samples, one) for one in soft_bin_weights(bins, lam))
 
     def objective(beta: Array) -> tuple[float, Array]:
         confidence, by_log_beta = samples.curve.confidence(beta)
@@ -146,8 +148,8 @@ def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Object
     centres = (np.arange(bins) + 0.5) / bins
     residuals = np.hypot(np.stack([centres, 1 - centres]), delta)
     weights, slopes = soft_bin_weights(bins, lam)
-    wrong, right = _beside(samples, residuals @ weights)
-    wrong_slope, right_slope = _beside(samples, residuals @ slopes)
+    wrong, right = _on_device(samples, residuals @ weights)
+    wrong_slope, right_slope = _on_device(samples, residuals @ slopes)
     correct = samples.correct
 
     def objective(beta: Array) -> tuple[float, Array]:
@@ -160,8 +162,8 @@ def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Object
     return objective
 
 
-def _beside(samples: Samples, table: NDArray[np.float64]) -> Any:
-    """Return a table on the device of the samples."""
+def _on_device(samples: Samples, table: NDArray[np.float64]) -> Any:
+    """Return a table as an array on the samples' device."""
     xp = namespace(samples.correct)
     return table if xp is np else xp.asarray(table, device=samples.correct.device)
 

@@ -85,7 +85,7 @@ def _scaled(
 
 
 def _of_rows(inverse: InverseTemperature, block: Floats, start: int, stop: int) -> Floats:
-    """Return 1/T of the rows from ``start`` to ``stop``, in their type."""
+    """Return 1/T of the rows from ``start`` to ``stop``, in the dtype of the logits."""
     beta = inverse(block) if callable(inverse) else inverse[start:stop]
     return np.asarray(beta, dtype=block.dtype)
 
@@ -195,7 +195,7 @@ class PartitionSums(NamedTuple):
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
     """Return the sums that temperature scaling needs, with ``d = row_max - logits``.
 
-    Blocks are computed in the type of the logits and summed in float64. Moments are those of
+    Blocks are computed in the dtype of the logits and summed in float64. Moments are of
     ``beta d``, whose size does not depend on the scale of the logits.
     """
 

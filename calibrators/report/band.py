@@ -35,7 +35,7 @@ class BandCell:
 def band_of(fitted: CalibrationMap, data: CalibrationSet, margin: Floats) -> tuple[BandCell, ...]:
     """Return the band of a map on a set with logit margins (n,); empty if the map has none.
 
-    There are 20 equally wide bins of confidence; those with fewer than 5 rows are left out.
+    There are 20 equally wide bins of confidence; bins with fewer than 5 rows are left out.
     """
     if not fitted.has_interval:
         return ()

@@ -14,7 +14,7 @@ MAX_CLASSES = 50
 
 @dataclass(frozen=True)
 class ClassSide:
-    """One side of a class: the rows predicted as it, its mean probability, its class-wise ECE."""
+    """One side of a class: rows predicted as this class, mean probability, class-wise ECE."""
 
     predicted: int
     probability: float

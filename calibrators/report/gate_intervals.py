@@ -1,6 +1,6 @@
-"""Conservative intervals for gates, for cases in which a bootstrap is blind or biased.
+"""Conservative intervals for gates, where a bootstrap sees no spread or is biased.
 
-Rows that are all right, or all wrong, show no spread at all, and noise increases every ECE.
+Rows that are all correct, or all wrong, show no spread at all, and noise increases every ECE.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ SIGNIFICANT = 2.5
 
 
 def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Interval:
-    """Return the interval of the squared calibration error, widened where the bootstrap is blind.
+    """Return the interval of the squared calibration error, widened where rows show no spread.
 
     Upper bound: the error is at least the overall gap of all rows (Jensen), so it may be as large
     as the largest overall gap that Wilson's interval of the accuracy allows. Lower bound: a bin in
-    which all outcomes are equal counts with the part of its gap outside Wilson's interval.
+    which all outcomes are equal contributes only the part of its gap outside Wilson's interval.
 
     >>> all_right = Bin(0.0, 1.0, 100.0, 0.999, 1.0, 0.001, 0.963, 1.0)
     >>> found = cautious(Interval(1e-6, 1e-6, 1e-6, 0.95), [all_right], 0.95)
@@ -47,7 +47,7 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     as real, and all other bins count as calibrated), or 0 as long as a calibrated model could have
     such an ECE by chance. The upper bound subtracts nothing: it is the ECE plus the quantile of its
     spread, and at least the overall gap of all rows that Wilson's interval of the accuracy allows.
-    The numbers of right rows are drawn as binomials; confidences and bins stay fixed.
+    The numbers of correct rows are drawn as binomials; confidences and bins stay fixed.
 
     >>> calibrated = [Bin(0.8, 1.0, 1000.0, 0.9, 0.91, 0.01, 0.89, 0.93)]
     >>> found = cautious_ece(calibrated, 0.95)
@@ -83,7 +83,7 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
 
 
 def _sums(bins: Iterable[Bin]) -> tuple[Floats, Floats, Floats]:
-    """Return the rows, right rows and sums of confidence of the bins that are not empty."""
+    """Return rows, correct rows and sums of confidence of the bins that are not empty."""
     table = np.array([(one.count, one.accuracy or 0.0, one.confidence or 0.0) for one in bins])
     rows, accuracy, confidence = table[table[:, 0] > 0].T
     return rows, rows * accuracy, rows * confidence

@@ -71,7 +71,7 @@ def _floor(metric: Metric, floor: NoiseFloor) -> str:
 
 
 def classes(report: Report) -> str:
-    """Return the table of the worst classes; all but the first few are folded."""
+    """Return the table of the worst classes; all but the first few are collapsed."""
     if not report.by_class:
         return "<p>This report predates the table of classes.</p>"
     shown, more = report.by_class[:WORST], report.by_class[WORST:]
@@ -140,7 +140,7 @@ def _error_and_floor(side: SegmentSide) -> str:
 
 
 def temperatures(report: Report) -> str:
-    """Return the table of temperatures by margin, folded."""
+    """Return the table of temperatures by margin, collapsed."""
     return _folded("temperatures", _cells(report.temperatures)) if report.temperatures else ""
 
 
@@ -158,7 +158,7 @@ def _cells(cells: Sequence[TemperatureCell]) -> str:
 
 
 def reliability(report: Report) -> str:
-    """Return the reliability tables, folded."""
+    """Return the reliability tables, collapsed."""
     tables = []
     for binning in ("equal_width", "equal_mass"):
         for name, side in report.sides.items():

@@ -63,7 +63,7 @@ class Report(Measurement):
     None or empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
     holds the worst calibrated classes (at most 50, worst first), ``by_segment`` the segments with
     the most rows (at most 100, worst first), ``segments`` counts all of them, ``temperatures`` are
-    those of a map of temperature type by margin, ``band`` is the 90 % credible band of a map that
+    by margin, for a map of temperature type, ``band`` is the 90 % credible band of a map that
     has one, by confidence and third of the margins, ``conventions`` states in words how everything
     is computed, ``fit`` is plain JSON about the map that was judged.
     """
@@ -256,6 +256,8 @@ def evaluate(
     before: ArrayLike | None = None,
     margin: ArrayLike | None = None,
     segments: ArrayLike | Segments | None = None,
+    ood: ArrayLike | None = None,
+    ood_before: ArrayLike | None = None,
     bins: int = 15,
     draws: int = 1000,
     level: float = 0.95,
@@ -268,8 +270,10 @@ def evaluate(
     ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
     the paired change of each metric and (with at least 100 draws) a verdict. ``margin`` (n,) is the
     largest minus the second largest logit; by default it is derived from the (uncalibrated)
-    probabilities. ``segments`` (n,) holds the segment of each row, for a table by segment.
-    ``draws`` and ``level`` are those of the bootstrap; ``judged_on`` describes the rows in words.
+    probabilities. ``segments`` (n,) holds the segment of each row, for a table by segment. ``ood``
+    (m, k) are the probabilities of out-of-distribution rows, with ``before`` also ``ood_before``:
+    the report then has the AUROC of their entropy.
+    ``draws`` and ``level`` belong to the bootstrap; ``judged_on`` describes the rows in words.
     If the probabilities are out-of-fold, ``folds`` is the number of fits. ``report.conventions``
     states how everything is computed.
 
@@ -283,8 +287,12 @@ def evaluate(
     """
     options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
     truth = np.asarray(labels)
-    new = scored(probabilities, truth, bins=bins)
-    old = None if before is None else scored(before, truth, bins=bins)
+    if (ood_before is not None) != (before is not None and ood is not None):
+        raise DataError(
+            "bad_input", "ood_before must be given if both before and ood are, and only then"
+        )
+    new = scored(probabilities, truth, bins=bins, ood=ood)
+    old = None if before is None else scored(before, truth, bins=bins, ood=ood_before)
     shape, first = new.data.probabilities.shape, (old or new).data.probabilities
     if first.shape != shape:
         raise DataError("shape_mismatch", f"before must have shape {shape}, got {first.shape}")

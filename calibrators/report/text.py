@@ -31,13 +31,13 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
     'The 15 bins are (i/15, (i+1)/15]: a conf'
     """
     return {
-        "prediction": "The prediction is the class with the largest probability, the first of them "
-        "if several are equal; confidence is that probability. All errors refer to this top label, "
-        "except the class-wise ECE, NLL and Brier score, which use every class.",
+        "prediction": "The prediction is the class with the largest probability (the first one if "
+        "several are tied), and the confidence is that probability. All errors refer to this top "
+        "label, except the class-wise ECE, NLL and Brier score, which use every class.",
         "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
         "belongs to the bin below it, 0 to the first bin. ECE is the mean absolute gap between "
         "accuracy and mean confidence, each bin weighted by its number of rows; MCE is the largest "
-        "gap of a bin that is not empty.",
+        "gap of any bin that is not empty.",
         "equal mass": f"The {bins} bins hold equal numbers of the sorted confidences; equal "
         "confidences at an edge are shared between the bins in proportion, so that the order of "
         "the rows never matters.",
@@ -48,12 +48,13 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "binned; the bandwidth is the one at which the error equals the bandwidth.",
         "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value; the "
         "Brier score is summed over the classes, from 0 to 2.",
-        "intervals": f"All intervals are at the {100 * level:g} % level. Those of binned errors "
-        f"come from {draws:,} bootstrap draws of the rows, with fixed bins; the draws are shifted "
-        "so that their mean is the estimate, because resampling adds the noise a second time. "
-        "Those of NLL and Brier score are the limit of many draws, computed from mean, variance "
-        "and skewness; that of the accuracy is Wilson's, that of its change Agresti and Min's; "
-        "those of AUROC and AURC follow from the influence of each row (DeLong). Changes are after "
+        "intervals": f"All intervals are at the {100 * level:g} % level. For binned errors, "
+        f"they come from {draws:,} bootstrap draws of the rows, with fixed bins; the draws are "
+        "shifted so that their mean is the estimate, because resampling adds the noise a second "
+        "time. For NLL and Brier score, they are the limit of many draws, computed from mean, "
+        "variance and skewness. The accuracy has Wilson's interval, and its change the interval of "
+        "Agresti and Min. The intervals of AUROC and AURC follow from the influence of each row "
+        "(DeLong). Changes are after "
         "minus before on the same rows. If each row is judged by a fit on other folds, the "
         "intervals of the changes of NLL, Brier score, AUROC and AURC are widened (1.5 times for "
         "5 folds; Nadeau & Bengio 2003), because such fits are not independent.",
@@ -76,8 +77,8 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "temperatures": "The temperatures by which a map of temperature type, fitted on all rows, "
         f"divides the logits of the judged rows, in {CELLS} equal cells of the margin from 0 to "
         f"its {100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
-        "gate": "A gate decides by the interval of the debiased squared error, widened if rows "
-        "that are all right or all wrong show no spread: upwards to the largest overall gap that "
+        "gate": "A gate uses the interval of the debiased squared error, widened if rows "
+        "that are all correct or all wrong show no spread: upwards to the largest overall gap that "
         "Wilson's interval of the accuracy allows, downwards by the part of such a bin's gap that "
         "may be due to chance. A gate on the ECE uses a separate interval: its lower bound is the "
         "ECE minus what noise may have added, or 0 as long as a calibrated model could show such "
@@ -85,7 +86,7 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
         "of 0; a loss of AUROC counts only beyond "
         f"{100 * MIN_RANKING_LOSS:g} points. The verdict is based on the debiased squared error, "
-        "NLL, Brier score, accuracy and the AUROC of right against wrong. If calibration is "
+        "NLL, Brier score, accuracy and the AUROC of correct vs. wrong. If calibration is "
         "better, any loss makes a trade-off, and so does an AUROC whose interval reaches below 0 "
         f"and more than {100 * WIDEST_RANKING:g} points below its estimate. If calibration is not "
         "better, the verdict is worse only if the intervals of all five taken together show a "
@@ -147,10 +148,10 @@ def verdict_sentence(report: Report) -> str:
         case Verdict.NO_MEASURABLE_CHANGE if worse:
             return (
                 f"calibration is neither measurably better nor worse; possible losses, "
-                f"not certain enough with five intervals tested: {worse}"
+                f"not significant with five intervals tested: {worse}"
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
-            return "calibration is possibly worse, but not certainly with five intervals tested"
+            return "calibration may be worse, but not significantly with five intervals tested"
         case None:
             return ""
         case other:

@@ -92,7 +92,7 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     largely noise. If it is better, any loss (see ``lost``) makes the verdict a trade-off, and so
     does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
     a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
-    one of five misleads far more often than one alone. Bounds that touch 0, or are NaN, are on
+    five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
     neither side; a missing change is not judged.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
@@ -113,7 +113,7 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
 def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
     """Return the names of the metrics of a verdict that are measurably worse.
 
-    The whole interval must lie on the worse side of 0, that of the AUROC beyond 0.1 points, because
+    The whole interval must lie on the worse side of 0 (AUROC: beyond 0.1 points), because
     temperature scaling of more than two classes reorders rows slightly, and a million rows would
     show it.
 
@@ -146,7 +146,7 @@ def in_doubt(change: Mapping[str, Interval]) -> bool:
 
 
 def together(interval: Interval) -> Interval:
-    """Return an interval widened so that all judged intervals hold together (Bonferroni).
+    """Return an interval widened so that all judged intervals hold jointly (Bonferroni).
 
     >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
     2.58
@@ -166,8 +166,8 @@ def _loss(interval: Interval, better: int) -> float:
 def gate(interval: Interval, limit: float) -> Gate:
     """Return whether an error is known to be at most ``limit``, from its interval.
 
-    Both are on the scale of the ECE: 0.02 is two percentage points. ``rooted`` converts the
-    debiased squared error to that scale.
+    Interval and limit are on the scale of the ECE: 0.02 is two percentage points. ``rooted``
+    converts the debiased squared error to that scale.
 
     >>> squared = Interval(0.0001, -0.0001, 0.0003, 0.95)
     >>> str(gate(rooted(squared), limit=0.02)), str(gate(rooted(squared), limit=0.01))
@@ -181,7 +181,7 @@ def gate(interval: Interval, limit: float) -> Gate:
 
 
 def rooted(squared: Interval) -> Interval:
-    """Return the interval of the root-mean-square error from that of the debiased squared error.
+    """Convert the interval of the debiased squared error to the root-mean-square error.
 
     Convention: ``sqrt(max(0, bound))``, because the debiased square may be negative.
 

@@ -9,7 +9,7 @@ from calibrd.transport.flows import Flow, call
 
 
 class AliasCalls(VersionCalls):
-    """Calls about aliases."""
+    """Calls for aliases."""
 
     @call
     def promote(

@@ -14,7 +14,7 @@ from calibrd.transport.flows import Flow, Work, call
 
 
 class DatasetCalls(ApiBase):
-    """Calls about datasets."""
+    """Calls for datasets."""
 
     @call
     def upload(

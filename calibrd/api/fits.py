@@ -27,7 +27,7 @@ RESPONSE_SECONDS = 15
 
 
 class FitCalls(DatasetCalls, VersionCalls):
-    """Calls about fits."""
+    """Calls for fits."""
 
     @call
     def fit(

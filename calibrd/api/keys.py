@@ -13,7 +13,7 @@ CHECK_HINT = "client.keys() lists the key if it was created; revoke it, because 
 
 
 class KeyCalls(ApiBase):
-    """Calls about keys."""
+    """Calls for keys."""
 
     @call
     def keys(self, *, limit: int | None = None) -> Flow[list[Key]]:

@@ -20,7 +20,7 @@ RESPONSE_SECONDS = 15
 
 
 class RunCalls(ApiBase):
-    """Calls about training runs."""
+    """Calls for training runs."""
 
     @call
     def open_run(
@@ -131,7 +131,7 @@ class RunCalls(ApiBase):
         after: int | None = None,
         limit: int | None = None,
     ) -> Flow[list[RunStep]]:
-        """List the decided steps of a run, oldest first, without those that were repeated later.
+        """List the decided steps of a run, oldest first, without steps that were repeated later.
 
         With ``session``, list all steps of that session, repeated or not.
         """

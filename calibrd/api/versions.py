@@ -19,7 +19,7 @@ from calibrd.transport.responses import document_of, member_of, record_of, recor
 
 
 class VersionCalls(ApiBase):
-    """Calls about calibrators and versions."""
+    """Calls for calibrators and versions."""
 
     @call
     def methods(self) -> Flow[list[Method]]:
@@ -128,8 +128,8 @@ class VersionCalls(ApiBase):
         """Compare two versions of a calibrator, given by number or alias, on the same rows.
 
         The verdict is about ``second`` relative to ``first``: ``improved`` means that ``second`` is
-        better. The rows are those that both versions were judged on and neither was fitted on, or
-        those of a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
+        better. They are compared on the rows that both were judged on and neither was fitted on,
+        or on a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
         """
         checked_name(name)
         numbers = []

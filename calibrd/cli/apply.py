@@ -25,7 +25,7 @@ def add_to(add_command: AddCommand) -> None:
     parser.add_argument(
         "--dtype",
         choices=["float32", "float64"],
-        help="precision of the computation and the output [that of IN]",
+        help="precision of the computation and the output [same as IN]",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_rows_flags(parser, labelled=False)

@@ -17,7 +17,7 @@ from calibrators.report.report import Report, evaluate
 from calibrators.sample import TITLE, sample
 from calibrd.cli.context import AddCommand, CommandContext
 
-WIDEST_NAME = 21
+WIDEST_NAME = 27
 HEAD = {
     "ECE before": 10,
     "ECE after": 9,
@@ -70,7 +70,7 @@ def demo(context: CommandContext) -> None:
     say(f"\nleft out, because this sample has no segments: {', '.join(of_segments)}")
     chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
     target = _write_page(chosen, context.flags.out)
-    say(f"\nThe report of {chosen.name!r} is in {target}")
+    say(f"\nWrote the report of {chosen.name!r} to {target}")
     context.output.document(_document(rows, of_segments, target))
 
 

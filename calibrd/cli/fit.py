@@ -64,7 +64,7 @@ def add_to(add_command: AddCommand) -> None:
         "--held-out",
         type=float,
         metavar="SHARE",
-        help="share of the rows to judge on [0.2, or folds]",
+        help="share of the rows to judge on [0.2, or cross-fitting]",
     )
     parser.add_argument(
         "--evaluation", metavar="FILE", help="judge on the rows of this file instead"
@@ -273,7 +273,7 @@ def _fit_to_file(context: CommandContext, methods: Methods) -> None:
         "report": judged.report.to_dict(),
     }
     chosen = choice(judged.map.fit_info)
-    lines = [judged.report.summary(), "", *chosen, f"the {judged.map.method} map is in {target}"]
+    lines = [judged.report.summary(), "", *chosen, f"wrote the {judged.map.method} map to {target}"]
     context.output.answer(document, "\n".join(lines))
 
 

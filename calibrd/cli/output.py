@@ -66,7 +66,7 @@ class Output:
             write_stderr(text)
 
     def say(self, text: str = "") -> None:
-        """Print a line of a result that is printed in pieces; with ``json``, print nothing."""
+        """Print a line of a result that is printed line by line; with ``json``, print nothing."""
         if not self.json:
             _answer(_lines(text))
 

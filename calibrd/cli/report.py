@@ -34,4 +34,4 @@ def report(context: CommandContext) -> None:
         return
     found.save(target, title=context.flags.version)
     document = {"version": context.flags.version, "file": str(target), "verdict": found.verdict}
-    context.output.answer(document, f"the report of {context.flags.version} is in {target}")
+    context.output.answer(document, f"wrote the report of {context.flags.version} to {target}")

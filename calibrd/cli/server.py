@@ -14,8 +14,8 @@ GROUP, ENTRY = "calibrd.commands", "server"
 
 COMMANDS = {
     "serve": "run the API together with workers",
-    "worker": "run a worker that takes fits from the queues",
-    "workers": "list the workers that are alive",
+    "worker": "run a worker that takes fits from the queue",
+    "workers": "list the live workers",
     "migrate": "bring the database up to date, and exit",
     "keys": "create, list, rotate or revoke API keys",
     "backup": "back up the embedded database and its blobs while the service is running",

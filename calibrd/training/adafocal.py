@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
         "calibrd.training.AdaFocal needs torch: pip install 'calibrd[train]'", name=error.name
     ) from error
 
-from calibrators.adafocal import AdaFocalState, Summary
+from calibrators.adafocal import AdaFocalState
 from calibrd.training.observer import BUDGET_SECONDS, IGNORED, Observer, checkpoint_entry
 from calibrd.training.reporting.reporter import Service
 from calibrd.training.reporting.sessions import Start
@@ -22,7 +22,7 @@ class AdaFocal(Observer):
     """A focal loss that follows the model's calibration, and the run that records it.
 
     In each validation pass, call ``observe`` with every batch, then ``step``, which updates the
-    gammas of ``loss``. ``settings`` are those of ``calibrators.adafocal.Settings`` (``bins``,
+    gammas of ``loss``. ``settings`` are fields of ``calibrators.adafocal.Settings`` (``bins``,
     ``rate``, ...); or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in
     this process.
 
@@ -73,7 +73,7 @@ class AdaFocal(Observer):
         super().__init__(
             client,
             run,
-            first.settings,
+            self.loss,
             Start(first.step, first),
             ignore_index=self.loss.ignore_index,
             budget=budget,
@@ -83,33 +83,12 @@ class AdaFocal(Observer):
             fresh=fresh or resume is not None or first.step > 0,
             folder=folder,
         )
-        if self._start.state is not None:
-            self.loss.state = self._start.state
         self._note_checkpoint(resume)
 
     @property
     def state(self) -> AdaFocalState:
         """The current bins and gammas."""
         return self.loss.state
-
-    def step(self) -> Summary:
-        """End a validation pass: update the gammas and return the summary of the pass.
-
-        With torch.distributed, all ranks must call it, and all get the same gammas.
-        """
-        statistics = self._merged()
-        before = self.loss.state
-        start = Start(before.step, before)
-        if self._ranks.decides == "service" and self._reporter is not None:
-            self.loss.state = self._reporter.exchange(
-                statistics, start, lambda state: state.update(statistics)
-            )
-            return statistics.summary()
-        after = self._ranks.agreed(before.update(statistics).to_dict())
-        self.loss.state = AdaFocalState.from_dict(after)
-        if self._reporter is not None:
-            self._reporter.record(statistics, start, self.loss.state)
-        return statistics.summary()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain numbers and strings."""

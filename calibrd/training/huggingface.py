@@ -176,9 +176,10 @@ class _Hooks(CallbackBase):
 class _AdaFocal(SteeringCallback, _Hooks):
     """Steers the loss with the evaluations during training; pass ``compute_loss`` to the Trainer.
 
-    ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. Arguments are
-    those of ``calibrd.training.AdaFocal``. There is one label for each row of logits, as in
-    classification of sequences, images or tokens (labels are not shifted as in language modelling).
+    ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. The arguments
+    are the same as for ``calibrd.training.AdaFocal``. There is one label for each row of logits, as
+    in classification of sequences, images or tokens (labels are not shifted as in language
+    modelling).
     """
 
     hint = "use Trainer(..., compute_loss_func=callback.compute_loss)"
@@ -190,10 +191,10 @@ class _AdaFocal(SteeringCallback, _Hooks):
 class _Monitor(MonitoringCallback, _Hooks):
     """Streams the calibration of every evaluation, for training with any loss.
 
-    ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. Arguments are
-    those of ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``, with its
-    parameters: if you use it, pass ``compute_loss_func=callback.compute_loss`` as well. Losses that
-    learn over the epochs start over when training is resumed.
+    ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The arguments
+    are the same as for ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``, with
+    its parameters: if you use it, pass ``compute_loss_func=callback.compute_loss`` as well. Losses
+    that learn over the epochs start over when training is resumed.
 
     A loss that takes embeddings needs ``head``, the name of the model's last layer, such as
     ``"classifier"``: its input is the embeddings. A loss that takes the index of each sample needs

@@ -88,16 +88,16 @@ class _Hooks(CallbackBase):
 class _AdaFocal(SteeringCallback, _Hooks):
     """Steers ``callback.loss``, which the module trains with, using its validation passes.
 
-    Arguments are those of ``calibrd.training.AdaFocal``.
+    The arguments are the same as for ``calibrd.training.AdaFocal``.
     """
 
 
 class _Monitor(MonitoringCallback, _Hooks):
     """Streams the calibration of every validation pass, for a module with any loss.
 
-    Arguments are those of ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``,
-    with its parameters: the module trains with ``callback.loss``, which is notified at the end of
-    each epoch.
+    The arguments are the same as for ``calibrd.training.Monitor``, and ``loss``, a name for
+    ``make_loss``, with its parameters: the module trains with ``callback.loss``, which is notified
+    at the end of each epoch.
     """
 
 

@@ -27,7 +27,7 @@ class Monitor(Observer):
     ``client`` is a client, a URL, or None to stay in this process. Neither an unavailable service
     nor a full disk stops training: no call waits longer than ``budget`` seconds. The run continues
     after its last step, from 0 with ``fresh``, or from the ``state_dict`` passed as ``resume``.
-    Ranks are those of torch.distributed, or are passed with a ``session`` that they share. Unsent
+    Ranks come from torch.distributed, or are passed with a ``session`` that they share. Unsent
     steps wait in ``folder``. It takes numpy arrays as well as tensors, and does not need torch.
 
     With ``diagnose``, ``agreement`` has the diagnostics of the SECA paper after each step: entropy,
@@ -79,8 +79,12 @@ class Monitor(Observer):
             fresh=fresh or resume is not None,
             folder=folder,
         )
-        self.steps = self._start.step
         self._note_checkpoint(resume)
+
+    @property
+    def steps(self) -> int:
+        """The number of the last step."""
+        return self._steps
 
     def observe(self, logits: Any, labels: Any) -> None:
         """Add a batch of the validation pass: logits (n, k) or (n, k, d1, ...) and labels."""
@@ -96,24 +100,20 @@ class Monitor(Observer):
 
     def step(self) -> Summary:
         """End a validation pass and return its summary, over all ranks that communicate."""
-        statistics = self._merged()
+        summary = super().step()
         if self._observed_agreement is not None:
             parts = self._ranks.gathered(self._observed_agreement)
             self.agreement = sum(parts, ClassAgreement())
             self._observed_agreement = ClassAgreement()
-        before = Start(self.steps)
-        self.steps += 1
-        if self._reporter is not None:
-            self._reporter.record(statistics, before, None)
-        return statistics.summary()
+        return summary
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"run": self.run, "step": self.steps}
+        return {"run": self.run, "step": self._steps}
 
     def load_state_dict(self, document: dict[str, Any]) -> None:
         """Continue from the step of a checkpoint."""
-        self.steps = _step_in(document)
+        self._steps = _step_in(document)
         self._note_checkpoint(document)
 
 

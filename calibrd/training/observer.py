@@ -9,12 +9,11 @@ import logging
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from calibrators.adafocal import BinStatistics, RowTerms, Settings, row_terms
+from calibrators.adafocal import AdaFocalState, BinStatistics, RowTerms, Summary, row_terms
 from calibrators.arrays import check_labelled, check_rows
 from calibrators.errors import DataError
 from calibrd.api.runs import checked_run
@@ -67,6 +66,12 @@ class Ranks:
         return [value]
 
 
+class Steered(Protocol):
+    """A loss with a state that each validation pass updates."""
+
+    state: AdaFocalState
+
+
 class Observer:
     """One job of a run, in the process that created it; copies can neither observe nor step."""
 
@@ -76,7 +81,7 @@ class Observer:
         self,
         client: Service,
         run: str,
-        settings: Settings | None,
+        loss: Steered | None,
         first: Start,
         *,
         ignore_index: int,
@@ -109,7 +114,7 @@ class Observer:
         plan = SessionPlan(
             self.run,
             self.kind,
-            settings,
+            None if first.state is None else first.state.settings,
             ranks.rank,
             ranks.size,
             ranks.decides,
@@ -117,7 +122,10 @@ class Observer:
             None,
         )
         options = {"budget": budget, "folder": folder}
-        self._start = self._agreed_start(client, plan, first, fresh=fresh, **options)
+        start = self._agreed_start(client, plan, first, fresh=fresh, **options)
+        self._loss, self._steps = loss, start.step
+        if loss is not None and start.state is not None:
+            loss.state = start.state
 
     def observe(self, logits: Any, labels: Any) -> None:
         """Add a batch of the validation pass: logits (n, k) or (n, k, d1, ...) and labels.
@@ -126,6 +134,19 @@ class Observer:
         """
         self._check_is_here()
         self._observed.add(reduce_rows(logits, labels, self.ignore_index))
+
+    def step(self) -> Summary:
+        """End a validation pass and return its summary; if there is a loss, update its state.
+
+        With torch.distributed, all ranks must call it, and all get the same state and summary.
+        """
+        statistics = self._merged()
+        if self._loss is None:
+            self._record(statistics, Start(self._steps), None)
+            self._steps += 1
+        else:
+            self._loss.state = self._updated(self._loss.state, statistics)
+        return statistics.summary()
 
     def discard(self) -> None:
         """Discard what was observed since the last step."""
@@ -143,12 +164,7 @@ class Observer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,6 +186,21 @@ class Observer:
             raise DataError("empty", "no rows were observed: call observe before step")
         self._observed = RunningStatistics()
         return merged
+
+    def _updated(self, state: AdaFocalState, statistics: BinStatistics) -> AdaFocalState:
+        """Report a pass, and return the state after it."""
+        before = Start(state.step, state)
+        if self._ranks.decides == "service" and self._reporter is not None:
+            return self._reporter.exchange(statistics, before)
+        after = AdaFocalState.from_dict(self._ranks.agreed(state.update(statistics).to_dict()))
+        self._record(statistics, before, after)
+        return after
+
+    def _record(
+        self, statistics: BinStatistics, before: Start, after: AdaFocalState | None
+    ) -> None:
+        if self._reporter is not None:
+            self._reporter.record(statistics, before, after)
 
     def _agreed_start(
         self,
@@ -227,7 +258,7 @@ def is_distributed() -> bool:
 
 
 def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
-    """Return the given ranks, or those of torch.distributed, or this process alone."""
+    """Return the given ranks, or the ranks of torch.distributed, or this process alone."""
     if rank is None and world_size is None:
         if is_distributed():
             from calibrd.training.distributed import Distributed
@@ -281,7 +312,7 @@ class RunningStatistics:
 def reduce_rows(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
     """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers per row.
 
-    Logits (n,) or (n, 1) are those of class 1. Labels equal to ``ignore_index`` are left out.
+    Logits (n,) or (n, 1) are the logits of class 1. Labels equal to ``ignore_index`` are left out.
     Tensors are reduced on their own device; anything else is converted to numpy.
 
     >>> reduce_rows([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()

@@ -6,7 +6,7 @@ import os
 import platform
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from calibrators.backoff import Backoff
 from calibrd.errors import (
     CalibrdError,
     MaybeDone,
@@ -22,7 +23,6 @@ from calibrd.errors import (
     StoreAway,
     Unavailable,
 )
-from calibrd.transport.backoff import Backoff
 from calibrd.transport.flows import Flow, Pause, Response, Send
 from calibrd.transport.response_bodies import ACCEPTED, MEGABYTE
 from calibrd.transport.responses import error_of, seconds_to_wait
@@ -40,13 +40,14 @@ HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingE
 
 @dataclass(frozen=True)
 class Connection:
-    """How a client reaches the service."""
+    """How a client reaches the service; ``clock`` returns the seconds that retries count."""
 
     url: str
     api_key: str | None = field(repr=False)
     timeout: float
     retry_seconds: float
     part_bytes: int = PART_BYTES
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     @classmethod
     def make(
@@ -115,7 +116,7 @@ class Connection:
         Responses with a status in ``also`` are returned, not raised.
         """
         limit = self.retry_seconds if retry_seconds is None else retry_seconds
-        end, backoff, may_have_arrived = time.monotonic() + limit, Backoff(), False
+        end, backoff, may_have_arrived = self.clock() + limit, Backoff(), False
         while True:
             least = 0.0
             try:
@@ -135,7 +136,7 @@ class Connection:
                     failure.add_note(_maybe_done(check_hint))
             wait = max(least, backoff.pause())
             try:
-                if not is_retried or time.monotonic() + wait > end:
+                if not is_retried or self.clock() + wait > end:
                     raise failure
             finally:
                 del failure  # it refers to this frame, and would keep the request alive

@@ -63,7 +63,7 @@ class Work:
 class Together:
     """Flows to run concurrently, at most ``at_once`` at a time; the results are in order.
 
-    If a flow fails, those that have not started are skipped and its error is raised.
+    If a flow fails, flows that have not started are skipped and its error is raised.
     """
 
     flows: Sequence[Callable[[], Flow[Any]]]

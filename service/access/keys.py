@@ -123,7 +123,7 @@ def is_last_admin(store: Store, workspace: str, id: str) -> bool:
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """Create a copy of a key, valid for as long from now; the old key ends after the grace time."""
+    """Create a copy of a key with the same lifetime; the old key ends after the grace time."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
         raise Invalid("bad_grace", f"the grace time must be 0 to {MAX_GRACE_HOURS} hours")
     old = find(store, workspace, id)
@@ -172,7 +172,7 @@ class KeyRing:
                     store.keys.used(dict(used))
 
     def _replace(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
-        """Replace the keys of workspaces that have changed, and keep those of the others."""
+        """Replace the keys of workspaces that have changed, and keep all others."""
         keys = {
             key.id: key
             for key in self._keys.values()

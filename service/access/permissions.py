@@ -19,7 +19,7 @@ class Scope(StrEnum):
 class Principal:
     """The caller of a request: its workspace, and its name in histories.
 
-    ``key`` is the id of the key that was sent; None if none is needed.
+    ``key`` is the id of the key that was sent; None if no key is needed.
     """
 
     workspace: str

@@ -1,8 +1,9 @@
-"""SQL for workspaces and API keys."""
+"""SQL for workspaces, API keys, idempotency keys and dashboard sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from sqlalchemy import and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.sql import ColumnElement
@@ -11,7 +12,14 @@ from service.storage.notifications import announce
 from service.storage.records import Key, Workspace
 from service.storage.repository import DELETE_BATCH, After, Repository, new_id, now
 from service.storage.run_tables import runs
-from service.storage.tables import calibrators, datasets, keys, web_sessions, workspaces
+from service.storage.tables import (
+    calibrators,
+    datasets,
+    idempotency,
+    keys,
+    web_sessions,
+    workspaces,
+)
 
 DATASET_ROOM = 8192
 
@@ -135,7 +143,7 @@ class Keys(Repository):
         return int(self.session.scalar(select(func.count()).select_from(keys)) or 0)
 
     def revoke(self, workspace: str, id: str) -> bool:
-        """Revoke a key; return False if there is no such key or it was revoked before."""
+        """Revoke a key; return False if there is no such key or it was already revoked."""
         mine = (keys.c.id == id) & (keys.c.workspace == workspace) & keys.c.revoked_at.is_(None)
         announce(self.session)
         return self._execute(update(keys).where(mine).values(revoked_at=now())) == 1
@@ -156,3 +164,65 @@ class Keys(Repository):
 def _is_live() -> ColumnElement[bool]:
     lasts = keys.c.expires_at.is_(None) | (keys.c.expires_at > now())
     return and_(keys.c.revoked_at.is_(None), lasts)
+
+
+class Idempotency(Repository):
+    """Stored responses by idempotency key."""
+
+    def find(self, workspace: str, key: str) -> tuple[str, dict[str, Any]] | None:
+        """Return the hash of the request that first used a key, and its response."""
+        mine = (idempotency.c.workspace == workspace) & (idempotency.c.key == key)
+        chosen = select(idempotency.c.request_sha256, idempotency.c.answer).where(mine)
+        row = self.session.execute(chosen).one_or_none()
+        return None if row is None else (row[0], row[1])
+
+    def keep(self, workspace: str, key: str, request_sha256: str, answer: dict[str, Any]) -> bool:
+        """Store a response; return False if this key already has one."""
+        row = {
+            "workspace": workspace,
+            "key": key,
+            "request_sha256": request_sha256,
+            "answer": answer,
+            "created_at": now(),
+        }
+        inserted = insert(idempotency).values(row).returning(idempotency.c.key)
+        return self._one_if_unique(dict, inserted) is not None
+
+    def forget(self, older_than: float, limit: int = DELETE_BATCH) -> int:
+        """Delete up to ``limit`` responses older than ``older_than`` seconds; return how many."""
+        place = (idempotency.c.workspace, idempotency.c.key)
+        old = select(*place).where(idempotency.c.created_at < now() - older_than).limit(limit)
+        return self._execute(delete(idempotency).where(tuple_(*place).in_(old)))
+
+
+class SessionRepository(Repository):
+    """Sessions by the SHA-256 of their tokens."""
+
+    def add(self, token_sha256: str, key: str, seconds: float) -> None:
+        """Add a session for a key; the session expires after ``seconds``."""
+        values = {"token_sha256": token_sha256, "key": key}
+        times = {"created_at": now(), "expires_at": now() + seconds}
+        self._execute(insert(web_sessions).values(**values, **times))
+
+    def keep_newest(self, key: str, most: int) -> None:
+        """Delete the oldest sessions of a key, so that at most ``most`` remain."""
+        mine = web_sessions.c.key == key
+        token = web_sessions.c.token_sha256
+        newest = select(token).where(mine).order_by(web_sessions.c.created_at.desc()).limit(most)
+        self._execute(delete(web_sessions).where(mine, token.not_in(newest)))
+
+    def key_of(self, token_sha256: str) -> str | None:
+        """Return the id of the key of a session that has not expired."""
+        mine = (web_sessions.c.token_sha256 == token_sha256) & (web_sessions.c.expires_at > now())
+        found: str | None = self.session.scalar(select(web_sessions.c.key).where(mine))
+        return found
+
+    def remove(self, token_sha256: str) -> None:
+        """End a session."""
+        self._execute(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
+
+    def forget_expired(self, limit: int = DELETE_BATCH) -> int:
+        """Delete up to ``limit`` expired sessions; return how many."""
+        token = web_sessions.c.token_sha256
+        expired = select(token).where(web_sessions.c.expires_at <= now()).limit(limit)
+        return self._execute(delete(web_sessions).where(token.in_(expired)))

@@ -9,15 +9,18 @@ from collections.abc import Callable, Sequence
 from pydantic import ValidationError
 
 from service.cli import PROGRAM
-from service.cli.backup import read_backup, write_backup
+from service.cli.commands import (
+    list_workers,
+    migrate,
+    read_backup,
+    sweep_up,
+    work,
+    write_backup,
+)
 from service.cli.doctor import doctor
 from service.cli.keys import manage_keys
-from service.cli.list_workers import list_workers
-from service.cli.migrate import migrate
 from service.cli.output import say_error, say_note
 from service.cli.serve import serve
-from service.cli.sweep import sweep_up
-from service.cli.worker import work
 from service.errors import ServiceError
 from service.fits.service import QUEUES
 from service.settings import PREFIX, Settings, settings_from, unknown_variables
@@ -77,8 +80,8 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
         return made
 
     verb("serve", serve, "run the API together with workers")
-    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queues"))
-    listing = verb("workers", list_workers, "list the workers that are alive")
+    _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queue"))
+    listing = verb("workers", list_workers, "list the live workers")
     listing.add_argument("--here", action="store_true", help="list only workers on this machine")
     verb("migrate", migrate, "bring the database up to date, and exit")
     managing = "create, list, rotate or revoke API keys"

@@ -103,7 +103,7 @@ def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]
 def _pair_and_dataset(
     joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], dataset: str | None
 ) -> tuple[Pair, Dataset | None]:
-    """Return the two versions and the dataset to compare them on, None for their judged rows."""
+    """Return the two versions, and the dataset to compare them on (None: their judged rows)."""
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
         if dataset is not None:

@@ -11,7 +11,7 @@ RETAINED_BLOCK_BYTES, RETAINED_BYTES = 8 << 20, 64 << 20
 
 
 def share_heaps() -> None:
-    """Let all threads share two heaps: a heap per thread would retain most of its largest body."""
+    """Let all threads share two heaps, because every heap retains memory that was freed."""
     _set(ARENA_MAX, 2)
 
 

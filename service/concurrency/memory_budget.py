@@ -38,8 +38,8 @@ class MemoryBudget:
     total
         Bytes that all calls together may hold.
     in_order
-        Let no call overtake one that is waiting for room. Otherwise a large call may wait for as
-        long as small ones keep arriving; in order, every call waits for the slowest holder.
+        Admit calls in the order in which they arrived. Otherwise a large call may wait for as long
+        as small ones keep arriving; in order, every call waits for the slowest one before it.
     wait_seconds
         How long a call may wait before it gets TooMany.
     """

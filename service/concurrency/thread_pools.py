@@ -75,7 +75,7 @@ class FairExecutor:
         return partial(self.run, owner)
 
     def close(self) -> None:
-        """Start no more calls."""
+        """Shut down: running calls finish, waiting ones are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, owner: str, mine: _Owner, call: Callable[[], T]) -> Future[T]:
@@ -136,6 +136,6 @@ class Executors:
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))
 
     def close(self) -> None:
-        """Start no more calls."""
+        """Shut down: running calls finish, waiting ones are cancelled."""
         for one in vars(self).values():
             one.close()

@@ -80,7 +80,7 @@ class PartUploads:
                 raise Conflict(
                     "too_many_uploads",
                     f"a workspace may have at most {self._limits.open_uploads} uncommitted "
-                    "uploads: commit or delete some; those left open are deleted after a week",
+                    "uploads: commit or delete some; uncommitted uploads are deleted after a week",
                 )
             opened = store.datasets.add(
                 principal.workspace,
@@ -223,8 +223,9 @@ class PartUploads:
             raise TooLarge(
                 "uploads_too_large",
                 f"the uncommitted uploads of a workspace may have at most "
-                f"{self._limits.open_bytes} bytes in total, and would have {total}: "
-                "commit or delete some; those left open are deleted after a week",
+                f"{self._limits.open_bytes} bytes in total, and this request would bring "
+                f"them to {total}: commit or delete some; uncommitted uploads are deleted after a "
+                "week",
                 limit=self._limits.open_bytes,
             )
 
@@ -306,7 +307,7 @@ class PartUploads:
 
 
 def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
-    """Return an upload, or the dataset with equal bytes that its commit found."""
+    """Return an upload, or the dataset with identical bytes if its commit found one."""
     merged = store.idempotency.find(principal.workspace, COMMITTED + id)
     return find(store, principal, id if merged is None else merged[1]["id"])
 

@@ -84,7 +84,7 @@ class Datasets(Repository):
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Extend the retention of a dataset that was sent again to the longer of the two."""
+        """Keep a dataset that was sent again for the longer of both retention periods."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds

@@ -55,7 +55,7 @@ Days = Annotated[
     summary="Upload a dataset, or open an upload in parts",
     openapi_extra=DATASET_BODY,
     responses={200: {"model": DatasetOut, "description": "The bytes were already stored"}},
-    response_description="Stored, or an upload opened",
+    response_description="Stored, or an upload was opened",
 )
 async def create_dataset(
     request: Request,

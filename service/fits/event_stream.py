@@ -6,19 +6,29 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 
+from starlette.types import Scope
+
 from service.errors import Unauthenticated
 from service.fits.schemas import FitOut
 from service.fits.service import FitWatcher
+from service.http.middleware.fair_turns import take_turn
 from service.storage.records import Fit
 
 KEEPALIVE_SECONDS = 15.0
 CHECK_SECONDS = 1.5  # how soon a stream notices that its key was revoked
+MAX_EVENTS = 64
+
+_events: dict[int, tuple[Fit, str]] = {}
 
 
 async def event_stream(
-    watcher: FitWatcher, fit: Fit, check: Callable[[], None]
+    watcher: FitWatcher, fit: Fit, check: Callable[[], None], scope: Scope
 ) -> AsyncIterator[str]:
-    """Yield an event for each change, until the fit ends or ``check`` raises Unauthenticated."""
+    """Yield an event for each change, until the fit ends or ``check`` raises Unauthenticated.
+
+    The streams of a caller take turns, so that a change of a fit that hundreds of them follow does
+    not hold the event loop.
+    """
     changes = watcher.changes_of(fit)
     coming = asyncio.ensure_future(anext(changes, None))
     quiet_seconds = 0.0
@@ -34,13 +44,26 @@ async def event_stream(
             current = coming.result()
             if current is None:
                 return
-            text = json.dumps(FitOut.of(current).model_dump(mode="json"))
-            yield f"event: {current.status}\ndata: {text}\n\n"
+            await take_turn(scope)
+            yield event_of(current)
             coming = asyncio.ensure_future(anext(changes, None))
     finally:
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)
         await changes.aclose()
+
+
+def event_of(fit: Fit) -> str:
+    """Return the event that shows a fit; all streams share the text of one change."""
+    known = _events.get(id(fit))
+    if known is not None and known[0] is fit:
+        return known[1]
+    data = json.dumps(FitOut.of(fit).model_dump(mode="json"))
+    text = f"event: {fit.status}\ndata: {data}\n\n"
+    while len(_events) >= MAX_EVENTS:
+        del _events[next(iter(_events))]
+    _events[id(fit)] = fit, text
+    return text
 
 
 def _is_authorized(check: Callable[[], None]) -> bool:

@@ -28,6 +28,7 @@ from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, Fit
 from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.http import json_body, openapi
 from service.http.callers import Caller, needs, parse
+from service.http.middleware.fair_turns import take_turn
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.schemas import KindName
@@ -152,7 +153,9 @@ async def get_fit(
     response_class=StreamingResponse,
     responses=EVENTS,
 )
-async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Response:
+async def fit_events(
+    request: Request, joined: Joined, caller: Caller, id: openapi.FitId
+) -> Response:
     """Stream an event per change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
 
     The stream ends with the fit, or when the key is revoked.
@@ -160,7 +163,7 @@ async def fit_events(joined: Joined, caller: Caller, id: openapi.FitId) -> Respo
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     return WaitingResponse(
         joined.settings.max_waits_per_key,
-        event_stream(joined.watcher, fit, lambda: joined.keys.check(caller)),
+        event_stream(joined.watcher, fit, lambda: joined.keys.check(caller), request.scope),
         media_type="text/event-stream",
     )
 
@@ -225,7 +228,7 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit as the Prefer header requests; return it and the honoured seconds.
+    """Wait for the fit as the Prefer header requests; return it and the seconds granted.
 
     A caller with too many waiting requests is answered at once: waiting is only a preference.
     """
@@ -237,6 +240,7 @@ async def _finished(
             fit = await joined.watcher.finished(fit, wait)
     except TooMany:
         return fit, 0
+    await take_turn(request.scope)
     joined.keys.check(caller)
     return fit, wait
 

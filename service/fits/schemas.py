@@ -23,7 +23,7 @@ from service.http.schemas import (
 )
 from service.storage import records
 
-REASON = "smart has the lowest NLL (0.2441) of the 2 that lose neither accuracy nor ranking"
+REASON = "smart has the lowest NLL (0.2441) of the 2 that preserve accuracy and ranking"
 
 DatasetName = Annotated[
     str, Field(pattern=ID_PATTERN, description="id of the dataset, or sha256:{hash}")

@@ -1,46 +1,54 @@
-"""Blobs as responses, streamed in pieces so that no connection holds a whole blob in memory."""
+"""Blobs as responses, streamed in chunks so that no connection holds a whole blob in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
-from typing import BinaryIO
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.errors import BlobCorrupt
-from service.storage.blobs import Blobs
+from service.storage.blobs import BlobReader, Blobs
 
 PIECE = 1 << 17
 BINARY = "application/octet-stream"
 
 
+class BlobResponse(StreamingResponse):
+    """A response that closes its blob when it ends, whether or not the client read it all."""
+
+    def __init__(
+        self, opened: ExitStack, blob: BlobReader, sha256: str, headers: dict[str, str]
+    ) -> None:
+        stated = {**headers, "Content-Length": str(blob.size)}
+        super().__init__(_pieces(blob, sha256), headers=stated, media_type=BINARY)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the blob."""
+        with self._opened:
+            await super().__call__(scope, receive, send)
+
+
 def blob_response(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) -> Response:
     """Return a response with a blob whose hash has been checked; stream it unless it is small."""
     with ExitStack() as opened:
-        path = opened.enter_context(blobs.file(key, sha256))
-        file = opened.enter_context(path.open("rb"))
-        size = path.stat().st_size
-        if size <= PIECE:
-            return Response(file.read(), headers=headers, media_type=BINARY)
-        pieces = _pieces(opened.pop_all(), file, sha256)
-        first = next(pieces)  # once started, the generator closes the file even if abandoned
-        stated = {**headers, "Content-Length": str(size)}
-        return StreamingResponse(chain([first], pieces), headers=stated, media_type=BINARY)
+        blob = opened.enter_context(blobs.reader(key, sha256))
+        if blob.size <= PIECE:
+            return Response(blob.read(0, blob.size), headers=headers, media_type=BINARY)
+        return BlobResponse(opened.pop_all(), blob, sha256, headers)
 
 
-def _pieces(opened: ExitStack, file: BinaryIO, sha256: str) -> Iterator[bytes]:
-    """Yield a file's bytes; raise before the last piece if their hash has changed."""
+def _pieces(blob: BlobReader, sha256: str) -> Iterator[bytes]:
+    """Yield a blob's bytes; raise before the last piece if their hash has changed."""
     digest = hashlib.sha256()
-    with opened:
-        piece = file.read(PIECE)
-        while piece:
-            digest.update(piece)
-            next_piece = file.read(PIECE)
-            if not next_piece and digest.hexdigest() != sha256:
-                raise BlobCorrupt("blob_corrupt", "the stored bytes changed during the transfer")
-            yield piece
-            piece = next_piece
+    for start in range(0, blob.size, PIECE):
+        end = min(start + PIECE, blob.size)
+        piece = blob.read(start, end)
+        digest.update(piece)
+        if end == blob.size and digest.hexdigest() != sha256:
+            raise BlobCorrupt("blob_corrupt", "the stored bytes changed during the transfer")
+        yield piece

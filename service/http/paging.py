@@ -1,4 +1,4 @@
-"""Lists in pages; an opaque cursor marks where the next page begins."""
+"""Paginated lists; an opaque cursor marks where the next page begins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Page(Body, Generic[Out]):
 def paged(
     found: Sequence[Item], limit: int, shape: Callable[[Item], Out], place: Callable[[Item], Any]
 ) -> Page[Out]:
-    """Return a page of at most ``limit`` items; ``found`` has one more if pages follow."""
+    """Return a page of at most ``limit`` items; ``found`` has one more if another page follows."""
     has_next = len(found) > limit
     items = found[:limit]
     cursor = _cursor(place(items[-1])) if has_next else None

@@ -1,7 +1,7 @@
 """Error responses: problem+json (RFC 9457), and ``{"error": ...}`` under /v2.
 
 The status of a code is in calibrators/error_codes.py. ``install_problems`` handles errors of an
-app's routes; ``LastResort`` handles those of raw ASGI apps and middleware.
+app's routes; ``LastResort`` handles errors of raw ASGI apps and middleware.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Return every method of the path; the router only returns those of the first match."""
+    """Return every method of the path; the router only returns the methods of the first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""

@@ -32,7 +32,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Refuse an object with very many fields as a whole: each would be an error of its own."""
+    """Refuse an object with too many fields in one error instead of one error per field."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
         # a ValueError would keep its frame alive, and with it the whole body
         raise PydanticCustomError(
@@ -72,7 +72,7 @@ class Body(BaseModel):
 
 
 def _example(kind: Any) -> Any:
-    """Return an example of a type: that of the body it contains, or its empty value."""
+    """Return an example of a type: the example of its body, or its empty value."""
     if _is_body(kind):
         return kind.example()
     inner = get_args(kind)

@@ -51,7 +51,7 @@ class Manifest:
 
 
 class BackupWriter:
-    """Writes members one by one; a member that cannot be read to its end is removed again."""
+    """Writes members one by one; if reading a member fails, what was written of it is removed."""
 
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file
@@ -159,7 +159,7 @@ def reading(path: Path) -> Iterator[BackupReader]:
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces."""
+    """Yield the bytes of a file in chunks."""
     with path.open("rb") as file:
         while piece := file.read(PIECE):
             yield piece

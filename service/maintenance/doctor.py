@@ -212,7 +212,7 @@ class Doctor:
             yield Finding(
                 "fit_without_worker",
                 f"fit {fit.id}",
-                f"it is running on {fit.worker}, which is unknown",
+                f"it is running on the unknown worker {fit.worker}",
                 "start a worker, which queues it again within minutes, or cancel it",
             )
 

@@ -31,7 +31,7 @@ class Readiness(Body):
 
 
 class Probe:
-    """Probes the parts, and caches the result because anyone may ask at any rate."""
+    """Probes the parts, and caches the result because anyone may request it at any rate."""
 
     def __init__(self, database: Database, blobs: Blobs) -> None:
         self._database = database
@@ -50,12 +50,12 @@ class Probe:
                 self._found_at = time.monotonic()
             return self._found
 
-    async def look(self) -> Readiness:
-        """Return the same as ``read``, which runs on a dedicated thread."""
+    async def read_async(self) -> Readiness:
+        """Call ``read`` on a dedicated thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
-        """Probe both stores at the same time, so that two that hang take no longer than one."""
+        """Probe both stores concurrently, so that two hanging stores take no longer than one."""
         pending = self._second_thread.submit(self._blobs_status)
         database, workers = self._database_status()
         blobs = pending.result()

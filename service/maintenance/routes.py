@@ -42,7 +42,7 @@ def health_routes(probe: Probe) -> list[Route]:
         return Response(ALIVE, media_type="application/json")
 
     async def readyz(request: Request) -> Response:
-        found = await probe.look()
+        found = await probe.read_async()
         return JSONResponse(found.model_dump(), 200 if found.status == OK else 503)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]
@@ -90,7 +90,11 @@ def metrics(joined: Joined) -> Response:
 
 
 def database_metrics(database: Database) -> Iterable[Metric]:
-    """Yield metrics of fits, workers and runs from the database; none while it is down."""
+    """Yield metrics of fits, workers and runs from the database, and whether it could be read."""
+    readable = GaugeMetricFamily(
+        "calibrd_database_readable",
+        "1 if the metrics of fits, workers and runs could be read from the database, else 0.",
+    )
     try:
         with database.read() as store:
             counts = store.fits.counts()
@@ -98,7 +102,11 @@ def database_metrics(database: Database) -> Iterable[Metric]:
             alive = len(store.workers.alive(WORKER_IS_ALIVE))
             runs, open_statistics = store.runs.counts(), store.run_steps.waiting()
     except (SQLAlchemyError, ServiceError):
+        readable.add_metric((), 0)
+        yield readable
         return
+    readable.add_metric((), 1)
+    yield readable
     number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
     seconds = CounterMetricFamily(
         "calibrd_fit_seconds", "Seconds that finished fits took.", labels=("status", "queue")
@@ -127,4 +135,4 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield seconds
     yield failed
     yield GaugeMetricFamily("calibrd_queue_depth", "Fits waiting for a worker.", value=waiting)
-    yield GaugeMetricFamily("calibrd_workers", "Workers that are alive.", value=alive)
+    yield GaugeMetricFamily("calibrd_workers", "Live workers.", value=alive)

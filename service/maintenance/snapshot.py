@@ -69,7 +69,7 @@ def _copy(file: Path, target: Path, how: str) -> None:
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:
-    """Copy without a lock, which a read-only folder does not allow; raise if the file changed."""
+    """Copy without a lock, as in a read-only folder; raise if the file changed meanwhile."""
     before = file.stat()
     _copy(file, target, "immutable=1")
     after = file.stat()

@@ -167,7 +167,7 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
 
 
 def _check_header(content: bytes) -> None:
-    """Raise Invalid if the header is larger than any of ours, before it is parsed."""
+    """Raise Invalid, before parsing the header, if it is larger than any that we write."""
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
@@ -189,7 +189,7 @@ def _check_answers(fitted: CalibrationMap) -> None:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether any JSON parser can read a value: finite, not too deep, valid text."""
+    """Return whether every JSON parser can read a value: finite, not too deep, valid text."""
     match value:
         case None | bool():
             return True

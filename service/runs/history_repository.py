@@ -16,7 +16,7 @@ from service.storage.run_tables import SESSION, run_sessions, run_steps
 
 
 class Stretch(NamedTuple):
-    """The steps of a session that are on its run's line, from ``first`` to ``last``."""
+    """The steps of a session that belong to its run's history, from ``first`` to ``last``."""
 
     session: int
     first: int
@@ -36,7 +36,7 @@ class RunHistory(Repository):
     def page(
         self, run: str, limit: int, after: int | None, session: RunSession | None
     ) -> list[Shown]:
-        """Return a page of the steps of a session, or of the run's line, oldest first."""
+        """Return a page of the steps of a session, or of the run's history, oldest first."""
         if session is not None:
             chosen = select(run_steps).where(_of(session))
             chosen = chosen.where(run_steps.c.step > (after or 0))
@@ -59,8 +59,8 @@ class RunHistory(Repository):
         steps.sort(key=lambda one: one.step)
         return [Shown(one, its_sessions[one.session]) for one in steps]
 
-    def last_on_line(self, run: str, until: int) -> RunStep | None:
-        """Return the last decided step on a run's line, at or before the step ``until``."""
+    def last_in_history(self, run: str, until: int) -> RunStep | None:
+        """Return the last decided step in a run's history, at or before the step ``until``."""
         for one in reversed(self._line(run)):
             if one.first <= until:
                 step = min(one.last, until)
@@ -69,10 +69,10 @@ class RunHistory(Repository):
         return None
 
     def _line(self, run: str) -> list[Stretch]:
-        """Return the line of a run, oldest step first, with one index lookup per session.
+        """Return the history of a run, oldest step first, with one index lookup per session.
 
-        A session counts up to the smallest base step of later sessions, which repeated the steps
-        after it. The steps of a session are numbered from its base without gaps.
+        If a later session began at an earlier step, the steps after its base step were repeated:
+        only the repetition belongs to the history. The steps of a session have no gaps.
         """
         base = run_sessions.c.base_step
         last = (
@@ -102,7 +102,7 @@ def _of(session: RunSession) -> ColumnElement[bool]:
 
 
 def _cut(line: Iterable[Stretch], after: int, limit: int) -> list[Stretch]:
-    """Return the first ``limit`` steps of a line after the step ``after``."""
+    """Return the first ``limit`` steps of a history after the step ``after``."""
     found: list[Stretch] = []
     for one in line:
         first = max(one.first, after + 1)

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import ColumnElement
 
-from service.storage.records import Run, RunSession, RunStatistics, RunStep
+from service.storage.records import Run, RunSession, RunStatistics, RunStep, SessionKey
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.run_tables import SESSION, run_sessions, run_statistics, run_steps, runs
 
@@ -41,26 +41,12 @@ LONGEST_MERGE = 86_400  # seconds
 AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
 
 
-class SessionKey(NamedTuple):
-    """The key of a session: its run's id and its number."""
-
-    run: str
-    number: int
-
-
 class Head(NamedTuple):
     """The position of a session: its last decided step, or its base (``decided`` is None)."""
 
     step: int
     state: State
     decided: RunStep | None
-
-
-class Standing(NamedTuple):
-    """The number of ranks that have posted a step, and the seconds since the first post."""
-
-    ranks: int
-    seconds: float
 
 
 class Runs(Repository):
@@ -162,7 +148,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session whose part of the run's line includes ``step`` or starts after it."""
+        """Return the session whose part of the history includes ``step`` or starts after it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
@@ -194,13 +180,6 @@ class RunSteps(Repository):
         """Return the ranks that have sent statistics for a step, sorted; reads only an index."""
         chosen = select(run_statistics.c.rank).where(_of_step(session, step))
         return list(self.session.scalars(chosen.order_by(run_statistics.c.rank)))
-
-    def standing(self, session: RunSession, step: int) -> Standing:
-        """Return how many ranks have posted an undecided step, and since when."""
-        waited = func.coalesce(now() - func.min(run_statistics.c.posted_at), 0.0)
-        chosen = select(func.count(), waited).where(_of_step(session, step))
-        ranks, seconds = self.session.execute(chosen).one()
-        return Standing(ranks, seconds)
 
     def contents(self, session: RunSession, step: int, ranks: Collection[int]) -> list[bytes]:
         """Return the statistics of these ranks for a step, if they are still stored."""

@@ -26,10 +26,8 @@ from service.http.paging import (
     time_place,
 )
 from service.http.strict_route import StrictRoute
-from service.runs import decisions
 from service.runs import service as runs
 from service.runs.history_repository import Shown
-from service.runs.repository import SessionKey
 from service.runs.schemas import (
     MAX_STEPS,
     RUN_NAME,
@@ -46,7 +44,7 @@ from service.runs.schemas import (
     StepDecisionOut,
     decision_of,
 )
-from service.runs.sessions import Opening, open_session
+from service.runs.sessions import Opening, annotate, last_step, open_session
 from service.storage import records
 from service.storage.store import Store
 
@@ -93,7 +91,7 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     with joined.database.write() as store:
         opened = open_session(store, caller, opening)
     with joined.database.read() as store:
-        last = runs.last_step(store, opened.run, opened.head)
+        last = last_step(store, opened.run, opened.head)
     response.status_code = 201 if opened.is_new else 200
     response.headers["Location"] = f"/v1/runs/{opened.run.name}"
     return OpenedRunOut.opened(opened, last)
@@ -132,7 +130,7 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
         with joined.database.read() as store:
             joined.quota.check(store, caller.workspace)
     with joined.database.write() as store:
-        changed = runs.annotate(
+        changed = annotate(
             store,
             caller,
             run,
@@ -171,7 +169,7 @@ async def post_statistics(
     executors, workspace = joined.executors, caller.workspace
     made = await executors.query.run(workspace, recorded)
     if made.is_due:
-        await executors.merge.run(workspace, decisions.decide, joined.database, made.key)
+        await executors.merge.run(workspace, runs.decide, joined.database, made.session.key)
     posted = await executors.query.run(workspace, runs.outcome, joined.database, made)
     return decision_of(step, body.session, *posted)
 
@@ -216,7 +214,7 @@ def run_history(
     ] = None,
     after: AfterStep = None,
 ) -> Response:
-    """List the decided steps of a run, without those that a later session repeated."""
+    """List the decided steps of a run, without steps that a later session repeated."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
     with joined.database.read() as store:
@@ -234,15 +232,14 @@ def _numbers(shown: Shown) -> int:
 
 async def _read_state(
     joined: Parts, caller: Principal, name: str, session: str | None
-) -> tuple[SessionKey, RunStateOut]:
+) -> tuple[records.SessionKey, RunStateOut]:
     """Return the position of a session after deciding due steps; merging may take seconds."""
     executors, workspace = joined.executors, caller.workspace
     key, answer, is_due = await executors.query.run(
         workspace, _state, joined, caller, name, session
     )
     if is_due:
-        decide_due = decisions.decide_due
-        await executors.merge.run(workspace, decide_due, joined.database, [key])
+        await executors.merge.run(workspace, runs.decide, joined.database, key, wait=0.0)
         key, answer, _ = await executors.query.run(
             workspace, _state, joined, caller, name, answer.session
         )
@@ -251,26 +248,26 @@ async def _read_state(
 
 def _state(
     joined: Parts, caller: Principal, name: str, session: str | None
-) -> tuple[SessionKey, RunStateOut, bool]:
+) -> tuple[records.SessionKey, RunStateOut, bool]:
     """Return the position of a session, and whether its next step can be decided."""
     with joined.database.read() as store:
         run = runs.run_named(store, caller, name)
         found = runs.session_of(store, run, session)
-        key = SessionKey(run.id, found.number)
+        key = found.key
         answer = RunStateOut.of(name, found, store.run_steps.head(found))
         return key, answer, bool(store.run_steps.due([key], 1))
 
 
 def _shown(store: Store, run: records.Run) -> RunOut:
     head = store.run_steps.head(runs.session_of(store, run, None))
-    return RunOut.of(run, head, runs.last_step(store, run, head))
+    return RunOut.of(run, head, last_step(store, run, head))
 
 
 def _detailed(store: Store, run: records.Run) -> RunDetailOut:
     sessions = store.runs.sessions(run.id, SHOWN_SESSIONS)
     head = store.run_steps.head(sessions[0])
     shown = [RunSessionOut.of(one) for one in sessions]
-    return RunDetailOut.of(run, head, runs.last_step(store, run, head), sessions=shown)
+    return RunDetailOut.of(run, head, last_step(store, run, head), sessions=shown)
 
 
 def _place(run: records.Run) -> tuple[float, str]:

@@ -290,7 +290,7 @@ class RunStateOut(Body):
 class RunStepOut(Body):
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``bins`` have equal mass, those of ``reliability`` equal width; ``switched`` lists the bins
+    ``bins`` have equal mass, the bins in ``reliability`` equal width; ``switched`` lists the bins
     whose gamma changed sign.
     """
 

@@ -1,31 +1,48 @@
-"""Find and annotate training runs, and record the statistics that ranks post."""
+"""Record the statistics that ranks post, and decide the steps of runs.
+
+Merging thousands of ranks takes seconds, so it happens outside of any transaction: statistics are
+read a few at a time, and the write lock is taken only to check that the ranks are still those that
+were merged, and to write the decision. Two processes may merge the same step; only one writes it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import threading
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from calibrators.adafocal import AdaFocalState, BinStatistics
-from calibrators.adafocal.statistics import MAX_NUMBER, MAX_ROWS
+import structlog
+
+from calibrators.adafocal import AdaFocalState, BinStatistics, Summary
+from calibrators.adafocal.statistics import MAX_NUMBER, MAX_ROWS, WIDTHS
 from service.access.permissions import Principal
 from service.access.quota import Quota
-from service.errors import Conflict, Invalid, NotFound, TooLarge
+from service.errors import Conflict, Invalid, NotFound, TooLarge, Unavailable
 from service.names import NAME
-from service.registry.service import check_notes
-from service.runs.decisions import is_due
-from service.runs.repository import Head, SessionKey, bytes_until_decided
-from service.storage.database import Database
-from service.storage.records import Run, RunSession, RunStatistics, RunStep
+from service.runs.repository import AT_ONCE, Head, State, bytes_until_decided
+from service.storage.database import DATABASE_DOWN, Database
+from service.storage.records import Run, RunSession, RunStatistics, RunStep, SessionKey
 from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
 # how many steps statistics may be ahead of the last decided step
 MAX_AHEAD = 10_000
+# steps decided per call, so that the caller does not wait long
+MAX_AT_ONCE = 50
+# beyond this many ranks, a worker's housekeeping deletes the statistics later
+RELEASED_AT_ONCE = 4 * AT_ONCE
+TURN_SECONDS = 30.0
+
+_log = structlog.get_logger("calibrd.runs")
+# no two threads of this process merge the same step
+_locks: WeakValueDictionary[SessionKey, threading.Lock] = WeakValueDictionary()
+_locks_guard = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass
 class SentStatistics:
     """The statistics that a rank sends after a validation pass."""
 
@@ -41,13 +58,11 @@ class SentStatistics:
 
     def __post_init__(self) -> None:
         """Serialize and hash outside of the transaction; the hash covers numbers and state."""
-        claimed = None if self.state is None else self.state.to_dict()
-        hashed = self.statistics.fingerprint() + json.dumps(claimed, sort_keys=True)
-        content = self.statistics.to_bytes()
-        object.__setattr__(self, "claimed", claimed)
-        object.__setattr__(self, "content", content)
-        object.__setattr__(self, "size", ROW_BYTES + bytes_until_decided(len(content), claimed))
-        object.__setattr__(self, "sha256", hashlib.sha256(hashed.encode()).hexdigest())
+        self.claimed = None if self.state is None else self.state.to_dict()
+        self.content = self.statistics.to_bytes()
+        self.size = ROW_BYTES + bytes_until_decided(len(self.content), self.claimed)
+        hashed = self.statistics.fingerprint() + json.dumps(self.claimed, sort_keys=True)
+        self.sha256 = hashlib.sha256(hashed.encode()).hexdigest()
 
 
 class Posted(NamedTuple):
@@ -66,10 +81,19 @@ class Recorded(NamedTuple):
     late: bool
     is_due: bool
 
+
+class _Pending(NamedTuple):
+    """The next step of a session as it was read: the ranks that posted, and the state before it."""
+
+    session: RunSession
+    head: Head
+    ranks: list[int]
+    claimed: State
+
     @property
-    def key(self) -> SessionKey:
-        """The key of their session."""
-        return SessionKey(self.session.run, self.session.number)
+    def step(self) -> int:
+        """The number of the step."""
+        return self.head.step + 1
 
 
 def run_named(store: Store, principal: Principal, name: str) -> Run:
@@ -90,32 +114,6 @@ def session_of(store: Store, run: Run, id: str | None) -> RunSession:
     return found
 
 
-def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """Return the last decided step of a session, or of the line that it continues."""
-    return head.decided or store.run_history.last_on_line(run.id, head.step)
-
-
-def annotate(
-    store: Store,
-    principal: Principal,
-    name: str,
-    *,
-    tags: dict[str, str] | None,
-    description: str | None,
-    archived: bool | None,
-) -> Run:
-    """Change tags, description or archived state; None leaves a field unchanged."""
-    run = run_named(store, principal, name)
-    check_notes(tags or {}, description or "", "a run")
-    notes = {"tags": tags, "description": description}
-    changed: dict[str, Any] = {key: value for key, value in notes.items() if value is not None}
-    if archived is False:
-        changed["archived_at"] = None
-    if changed:
-        run = store.runs.change(run.id, **changed)
-    return store.runs.archive(run.id) if archived else run
-
-
 def record(
     database: Database, quota: Quota, principal: Principal, name: str, sent: SentStatistics
 ) -> Recorded:
@@ -124,20 +122,16 @@ def record(
     Under the write lock only the rank's own statistics are read: there may be thousands of ranks.
     """
     with database.read() as store:
-        session = session_of(store, run_named(store, principal, name), sent.session)
+        run = run_named(store, principal, name)
+        session = session_of(store, run, sent.session)
         if store.run_steps.posted(session, sent.step, sent.rank) is None:
             quota.check(store, principal.workspace, sent.size)
+    _check(run, session, sent)
     with database.write() as store:
-        run = store.runs.lock(run_named(store, principal, name).id)
-        session = session_of(store, run, sent.session)
-        _check(run, session, sent)
-        head = store.run_steps.head(session)
-        known = store.run_steps.posted(session, sent.step, sent.rank)
-        mine = _recorded(store, run, session, head, sent, known)
+        store.runs.lock(run.id)
+        mine = _recorded(store, session, sent)
     with database.read() as store:
-        step = store.run_steps.head(session).step + 1
-        standing = store.run_steps.standing(session, step)
-    return Recorded(session, sent.step, mine.late, is_due(session, standing))
+        return Recorded(session, sent.step, mine.late, bool(store.run_steps.due([session.key], 1)))
 
 
 def outcome(database: Database, recorded: Recorded) -> Posted:
@@ -148,21 +142,156 @@ def outcome(database: Database, recorded: Recorded) -> Posted:
         return Posted(ranks, recorded.late, store.run_steps.get(session, step))
 
 
-def _recorded(
-    store: Store,
-    run: Run,
-    session: RunSession,
-    head: Head,
-    sent: SentStatistics,
-    known: RunStatistics | None,
-) -> RunStatistics:
+def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
+    """Decide the steps of a session that are due; return False if that failed or was skipped.
+
+    It is skipped if another thread of this process is still at it after ``wait`` seconds. A failure
+    is logged rather than raised, because it must not hold up other sessions.
+    """
+    with _locks_guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    if not lock.acquire(timeout=wait):
+        return False
+    try:
+        advance(database, key)
+    except (*DATABASE_DOWN, Unavailable):
+        raise
+    except Exception as error:  # noqa: BLE001
+        facts = {"run": key.run, "session": key.number, "error": type(error).__name__}
+        _log.warning("step_not_decided", **facts, detail=str(error))
+        return False
+    finally:
+        lock.release()
+    return True
+
+
+def advance(database: Database, key: SessionKey) -> None:
+    """Decide the next steps of a session that are due."""
+    for _ in range(MAX_AT_ONCE):
+        if not _decide_next(database, key):
+            return
+
+
+class _Merge:
+    """The sum of the statistics of one step over the ranks read so far."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.ranks: set[int] = set()
+        self.total = BinStatistics.empty()
+
+    def add(self, database: Database, pending: _Pending) -> bool:
+        """Merge the missing ranks; return False if their statistics are gone."""
+        missing = [rank for rank in pending.ranks if rank not in self.ranks]
+        for first in range(0, len(missing), AT_ONCE):
+            some = missing[first : first + AT_ONCE]
+            with database.read() as store:
+                found = store.run_steps.contents(pending.session, self.step, some)
+            if len(found) < len(some):
+                return False  # another process decided the step first
+            # sum the small ones first: adding to the large total takes longer
+            self.total += sum(map(BinStatistics.from_bytes, found), BinStatistics.empty())
+            self.ranks.update(some)
+        return True
+
+
+def _decide_next(database: Database, key: SessionKey) -> bool:
+    """Decide the next step of a session; return False if it is not due.
+
+    A rank that posts while others are being merged is either merged as well, or its statistics
+    arrive after the decision was written and are late.
+    """
+    merge: _Merge | None = None
+    lost: int | None = None
+    while True:
+        with database.read() as store:
+            pending = _pending(store, key)
+        if pending is None:
+            return False
+        if merge is None or merge.step != pending.step:
+            merge = _Merge(pending.step)
+        if not merge.add(database, pending):
+            if lost == pending.step:
+                raise RuntimeError(f"statistics of step {lost}, which is not decided, are gone")
+            lost = pending.step
+            continue
+        decision = _decision(pending, merge.total)
+        with database.write() as store:
+            if _write(store, pending, merge, decision):
+                return True
+
+
+def _pending(store: Store, key: SessionKey) -> _Pending | None:
+    """Return the next step of a session, None if it is not due."""
+    session = store.runs.session_numbered(*key)
+    assert session is not None  # noqa: S101 - sessions are never deleted
+    head = store.run_steps.head(session)
+    step = head.step + 1
+    ranks = store.run_steps.ranks(session, step)
+    if not store.run_steps.due([key], 1):
+        return None
+    return _Pending(session, head, ranks, store.run_steps.claimed(session, step))
+
+
+def _write(store: Store, pending: _Pending, merge: _Merge, decision: dict[str, Any]) -> bool:
+    """Write a decision unless its ranks or its session changed; return whether it was written."""
+    session = pending.session
+    store.runs.lock(session.run)
+    if store.run_steps.head(session).step != pending.head.step:
+        return False
+    ranks = store.run_steps.ranks(session, merge.step)
+    if set(ranks) != merge.ranks:
+        return False
+    store.run_steps.add(session, merge.step, ranks=ranks, **decision)
+    if len(ranks) <= RELEASED_AT_ONCE:
+        store.run_steps.release(session.key, merge.step, RELEASED_AT_ONCE)
+    store.runs.touch(session.run)
+    return True
+
+
+def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
+    """Return the columns of a step, except its ranks; without rows, only its number is new."""
+    bins = WIDTHS
+    after: AdaFocalState | None = None
+    verified: bool | None = None
+    switched: list[int] = []
+    if pending.head.state is not None:
+        before = AdaFocalState.from_dict(pending.head.state)
+        bins = before.settings.bins
+        after = before.update(merged) if merged.rows else replace(before, step=before.step + 1)
+        if pending.claimed is not None:
+            claimed = AdaFocalState.from_dict(pending.claimed)
+            verified, after = after.is_near(claimed), claimed
+        switched = after.switches(before)
+    session = pending.session
+    facts: dict[str, Any] = {
+        "state": None if after is None else after.to_dict(),
+        "partial": session.decides == "service" and len(pending.ranks) < session.world_size,
+        "verified": verified,
+        "switched": switched,
+    }
+    if not merged.rows:
+        nothing = dict.fromkeys(field.name for field in fields(Summary))
+        return {**facts, "metrics": {**nothing, "rows": 0}, "bins": None, "reliability": None}
+    table = merged.equal_mass(bins)
+    return {
+        **facts,
+        "metrics": asdict(merged.summary()),
+        "bins": {"edges": [*table.lower.tolist(), 1.0], **table.to_dict()},
+        "reliability": merged.equal_width().to_dict(),
+    }
+
+
+def _recorded(store: Store, session: RunSession, sent: SentStatistics) -> RunStatistics:
     """Record a rank's statistics unless they are known; after the decision they are late."""
+    head = store.run_steps.head(session)
     if sent.step > head.step + MAX_AHEAD:
         raise Invalid(
             "bad_step",
             f"the session {session.id!r} is at step {head.step}, and statistics may be at most "
             f"{MAX_AHEAD} steps ahead, got step {sent.step}",
         )
+    known = store.run_steps.posted(session, sent.step, sent.rank)
     if known is not None:
         if known.sha256 != sent.sha256:
             raise Conflict(
@@ -172,7 +301,7 @@ def _recorded(
             )
         return known
     is_late = sent.step <= head.step
-    store.runs.touch(run.id, ROW_BYTES if is_late else sent.size)
+    store.runs.touch(session.run, ROW_BYTES if is_late else sent.size)
     return store.run_steps.post(
         session,
         sent.step,

@@ -1,10 +1,10 @@
-"""Open sessions of training runs: start a run, or continue it."""
+"""Open sessions of training runs (start a run, or continue it), and annotate runs."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrators.adafocal import AdaFocalState, Settings
 from service.access.permissions import Principal
@@ -13,7 +13,7 @@ from service.names import check_name
 from service.registry.service import check_notes
 from service.runs.repository import Head, State
 from service.runs.service import check_state, run_named
-from service.storage.records import Decider, Run, RunKind, RunSession
+from service.storage.records import Decider, Run, RunKind, RunSession, RunStep
 from service.storage.store import Store
 
 MAX_SESSIONS = 1000  # of a run
@@ -78,6 +78,32 @@ def open_session(store: Store, principal: Principal, opening: Opening) -> Opened
     if not is_new:
         run = _annotate(store, run, opening)
     return Opened(run, session, Head(step, state, None), is_new)
+
+
+def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
+    """Return the last decided step of a session, or of the line that it continues."""
+    return head.decided or store.run_history.last_in_history(run.id, head.step)
+
+
+def annotate(
+    store: Store,
+    principal: Principal,
+    name: str,
+    *,
+    tags: dict[str, str] | None,
+    description: str | None,
+    archived: bool | None,
+) -> Run:
+    """Change tags, description or archived state; None leaves a field unchanged."""
+    run = run_named(store, principal, name)
+    check_notes(tags or {}, description or "", "a run")
+    notes = {"tags": tags, "description": description}
+    changed: dict[str, Any] = {key: value for key, value in notes.items() if value is not None}
+    if archived is False:
+        changed["archived_at"] = None
+    if changed:
+        run = store.runs.change(run.id, **changed)
+    return store.runs.archive(run.id) if archived else run
 
 
 def _find_or_add(store: Store, principal: Principal, opening: Opening) -> tuple[Run, bool]:
@@ -170,7 +196,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a continuing job to those of the run; replace the description if given."""
+    """Add the tags of a continuing job to the run's tags; replace the description if given."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

@@ -1,4 +1,4 @@
-"""Wait for steps of runs, and decide those that are due."""
+"""Wait for steps of runs, decide those that are due, and delete merged statistics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import structlog
 
 from service.concurrency.long_poll import Watcher
 from service.errors import ServiceError
-from service.runs.decisions import decide
-from service.runs.repository import SessionKey
+from service.runs.repository import AT_ONCE
+from service.runs.service import decide
 from service.storage.database import DATABASE_DOWN, Database
+from service.storage.records import SessionKey
 
 MERGE_THREADS = 3
 MAX_DUE = 100
@@ -86,3 +87,31 @@ class RunWatcher(Watcher[SessionKey, int]):
             _log.warning("step_not_merged", error=type(error).__name__)
         finally:
             self._merging.discard(workspace)
+
+
+def decide_due(database: Database) -> int:
+    """Decide the due steps of all sessions; return the number of sessions.
+
+    Sessions that another thread of this process is deciding are skipped.
+    """
+    with database.read() as store:
+        due = store.run_steps.due(None, MAX_DUE)
+    return sum(decide(database, key, wait=0.0) for key in due)
+
+
+def release_merged(database: Database, limit: int = 100) -> int:
+    """Delete the statistics of decided steps, in short transactions; return how many steps.
+
+    After each transaction it sleeps for as long as that took, so that other writers get a turn:
+    SQLite does not queue waiting writers.
+    """
+    with database.read() as store:
+        merged = store.run_steps.unreleased(limit)
+    for key, step in merged:
+        is_done = False
+        while not is_done:
+            began = time.monotonic()
+            with database.write() as store:
+                is_done = store.run_steps.release(key, step) < AT_ONCE
+            time.sleep(time.monotonic() - began)
+    return len(merged)

@@ -61,7 +61,7 @@ class Maps:
     """The maps in the memory of this process, at most ``max_bytes``.
 
     Beyond that, the workspace with the most bytes loses the map that it loaded first, so loading
-    many maps never evicts those of others. A version is held once, regardless of how many
+    many maps never evicts another workspace's. A version is held once, regardless of how many
     aliases refer to it.
     """
 

@@ -35,7 +35,7 @@ OF_VERSIONS = (BlobKind.MAP, BlobKind.ONNX, BlobKind.JUDGED)
 
 
 class ParsedKey(NamedTuple):
-    """The parts of a key; the id is that of a dataset or a version."""
+    """The parts of a key; the id belongs to a dataset or a version."""
 
     workspace: str
     kind: BlobKind

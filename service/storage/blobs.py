@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -44,6 +45,13 @@ class Blob:
     key: str
     bytes: int
     modified_at: float
+
+
+class BlobReader(NamedTuple):
+    """A blob whose hash was checked: its size, and how to read the bytes from start to end."""
+
+    size: int
+    read: Callable[[int, int], bytes]
 
 
 class Blobs:
@@ -109,9 +117,9 @@ class Blobs:
         return content
 
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
-        """Yield the bytes of a blob in pieces.
+        """Yield the bytes of a blob in chunks.
 
-        A wrong SHA-256 is detected, and raised, only after the last piece. If a client may have
+        A wrong SHA-256 is detected, and raised, only after the last chunk. If a client may have
         written the bytes (``by_client``), it is not reported as damage.
         """
         digest = hashlib.sha256()
@@ -138,10 +146,32 @@ class Blobs:
             return
         with tempfile.TemporaryDirectory(prefix="calibrd-") as folder:
             path = Path(folder) / "blob"
-            with _translated_errors(), path.open("wb") as target:
-                for piece in self.chunks(key, sha256):
-                    target.write(piece)
+            self._copy(key, sha256, path)
             yield path
+
+    def _copy(self, key: str, sha256: str, path: Path) -> None:
+        with _translated_errors(), path.open("wb") as target:
+            for piece in self.chunks(key, sha256):
+                target.write(piece)
+
+    @contextmanager
+    def reader(self, key: str, sha256: str) -> Iterator[BlobReader]:
+        """Provide a blob that must have this SHA-256; it takes neither memory nor a copy."""
+        if self._folder is None:
+            size = sum(map(len, self.chunks(key, sha256)))
+            yield BlobReader(size, partial(self._range, key))
+            return
+        with self.file(key, sha256) as path, path.open("rb") as file:
+
+            def read(start: int, end: int) -> bytes:
+                file.seek(start)
+                return file.read(end - start)
+
+            yield BlobReader(path.stat().st_size, read)
+
+    def _range(self, key: str, start: int, end: int) -> bytes:
+        with _translated_errors():
+            return bytes(obstore.get_range(self._store, key, start=start, end=end))
 
     def list(self, prefix: str = "") -> Iterator[Blob]:
         """List the blobs whose key begins with a prefix, which ends with a slash or is empty."""

@@ -191,7 +191,7 @@ def _translated_errors() -> Iterator[None]:
 
 
 def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[str, Any]:
-    """Return the arguments for connecting to PostgreSQL; those in the URL take precedence."""
+    """Return the arguments for connecting to PostgreSQL; the URL takes precedence."""
     ours = {name: value for name, value in CONNECTION.items() if name not in url.query}
     options = [f"-c {name}={value}" for name, value in {**SERVER, **limits}.items()]
     return {**ours, "options": " ".join([*options, str(url.query.get("options", ""))]).strip()}

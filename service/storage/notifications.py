@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.concurrency.backoff import Backoff
+from calibrators.backoff import Backoff
 
 CHANGES = "calibrd_news"
 FITS = "calibrd_fits"
@@ -53,7 +53,7 @@ class NotificationListener:
         self._callbacks = callbacks
         self._poll_seconds = poll_seconds
         self._is_sqlite = engine.dialect.name == "sqlite"
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
         self._ended = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)

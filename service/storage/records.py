@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["logits", "probabilities"]
 PRODUCTION = "production"  # the default alias
@@ -204,7 +204,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Run:
-    """A named run; ``settings`` are those of AdaFocal, None for a monitor."""
+    """A named run; ``settings`` configure AdaFocal, and are None for a monitor."""
 
     id: str
     workspace: str
@@ -218,6 +218,13 @@ class Run:
     created_by: str
     created_at: float
     updated_at: float
+
+
+class SessionKey(NamedTuple):
+    """The key of a session: its run's id and its number."""
+
+    run: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,11 @@ class RunSession:
     begun_at: float
     created_by: str
     created_at: float
+
+    @property
+    def key(self) -> SessionKey:
+        """The key of this session."""
+        return SessionKey(self.run, self.number)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ runs = Table(
     UniqueConstraint("workspace", "name"),
     Index(None, "workspace", "updated_at"),
     Index(None, "workspace", "stored_bytes"),
+    Index(None, "archived_at", "kind"),  # for the metrics
 )
 
 run_sessions = Table(

@@ -49,7 +49,7 @@ def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def _flat(found: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
-    """Flatten the changes; Alembic nests those of one column in a list."""
+    """Flatten the changes; Alembic nests the changes of one column in a list."""
     for one in found:
         yield from one if isinstance(one, list) else [one]
 

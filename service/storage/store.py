@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.access.idempotency_repository import Idempotency
-from service.access.repository import Keys
-from service.access.session_repository import SessionRepository
+from service.access.repository import Idempotency, Keys, SessionRepository
 from service.datasets.repository import Datasets
 from service.fits.repository import Fits, WorkerRepository
 from service.maintenance.inventory_repository import Inventory

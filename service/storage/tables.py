@@ -224,7 +224,7 @@ fits = Table(
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
     Index(None, "workspace", "started_at"),
-    Index(None, "status"),
+    Index(None, "status", "queue", "started_at", "finished_at"),  # for the metrics
     Index(None, "dataset", "status"),
     Index(None, "evaluation", "status"),
 )

@@ -118,7 +118,7 @@ def upgrade(database: Database) -> None:
     """Run the missing migrations; the caller holds the lock.
 
     Raises Invalid if the database was created by a newer version of the service, or if its schema
-    is not that of its revision.
+    does not match its revision.
     """
     before = revision_of(database)
     if before is not None and not is_known(before):

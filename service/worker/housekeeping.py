@@ -15,7 +15,7 @@ from service.errors import Conflict
 from service.fits.execution import failed
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
-from service.runs.decisions import decide_due, release_merged
+from service.runs.watcher import decide_due, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import TRANSIENT, Database
@@ -188,7 +188,7 @@ class Housekeeping:
             self._requeue(store, fits)
 
     def _requeue(self, store: Store, fits: list[Fit]) -> None:
-        """Requeue fits whose attempt will never end, or fail those with too many attempts."""
+        """Requeue fits whose attempt will never end, or fail them after too many attempts."""
         for fit in fits:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(

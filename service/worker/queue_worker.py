@@ -14,8 +14,8 @@ from typing import IO, Any, TypeVar
 
 import structlog
 
+from calibrators.backoff import Backoff
 from service.access.quota import Quota
-from service.concurrency.backoff import Backoff
 from service.datasets.service import forget_spent_datasets
 from service.errors import Damaged, Unavailable
 from service.fits.execution import Ending, FitAttempt, NewVersion, Stop, conclude, ending_of, run
@@ -177,7 +177,7 @@ class QueueWorker:
             pending.delete()
 
     def _note_stuck(self) -> None:
-        """Have the process replaced, because a fit does not stop."""
+        """Request a new process, because a fit does not stop."""
         self.is_stuck = True
 
     def _clean_up(self, attempt: FitAttempt, ending: Ending, done: Fit | None) -> None:
@@ -190,7 +190,7 @@ class QueueWorker:
 
 
 def note_fit() -> None:
-    """Tell the supervisor of this process, if any, that it has claimed a fit."""
+    """Notify the supervisor of this process, if any, that it has claimed a fit."""
     path = os.environ.get(FITTING)
     if path:
         with suppress(OSError):
@@ -200,7 +200,7 @@ def note_fit() -> None:
 class RunningFit:
     """The hooks of a fit; a thread writes progress and polls for a stop a few times a second.
 
-    A fit that does not react to a stop, because it is in the middle of a long call, is concluded
+    A fit that does not respond to a stop, because it is in the middle of a long call, is concluded
     here: waiting callers are notified at once, and later results are discarded. If it has not
     returned after ``grace`` seconds, ``on_stuck`` is called: a thread cannot be killed, only its
     process.
@@ -266,7 +266,7 @@ class RunningFit:
                 return
 
     def _poll(self) -> None:
-        """Write the progress, and conclude the fit if it does not react to a stop."""
+        """Write the progress, and conclude the fit if it does not respond to a stop."""
         if self._stop is Stop.ABANDON:
             return
         with self._database.write() as store:
@@ -305,7 +305,7 @@ def retry(action: Callable[[], Result], seconds: float) -> Result:
         try:
             return action()
         except TRANSIENT as error:
-            backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+            backoff = backoff or Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
             pause = backoff.pause()
             if time.monotonic() + pause > deadline:
                 raise

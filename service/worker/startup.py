@@ -47,7 +47,7 @@ def prepare_database(database: Database) -> None:
 
 
 def warm_up(device: str) -> None:
-    """Make libraries load what they load on first use, so that the first fit need not wait."""
+    """Trigger the lazy loading of libraries, so that the first fit does not wait for it."""
     data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
     try:
         export(Smart(steps=1).fit(data, device=device))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from service.concurrency.backoff import Backoff
+from calibrators.backoff import Backoff
 from service.settings import Settings
 
 # -P: do not import a folder `service` in the working directory; PYTHONPATH says where ours is
@@ -56,7 +56,7 @@ class WorkerSupervisor:
         return [slot.process.pid for slot in self._slots if slot.is_alive]
 
     def stop(self) -> None:
-        """Terminate the workers, and kill those that do not exit in time."""
+        """Terminate the workers, and kill any that do not exit in time."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -96,7 +96,7 @@ class _Slot:
         self._command = command
         self._environment = {**environment, FITTING: str(fitting)}
         self._fitting = fitting
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
         self._started_at = 0.0
         self._start_at: float | None = None
 

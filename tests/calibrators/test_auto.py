@@ -14,6 +14,7 @@ from calibrators import (
     FitCancelled,
     FitError,
     ParameterError,
+    all_methods,
     fit_and_judge,
 )
 from calibrators.errors import OutOfTime, SmallSample
@@ -96,7 +97,7 @@ def test_few_rows_lean_on_the_prior() -> None:
 def test_all_right_does_not_become_certainty() -> None:
     data = draw(300, 3, temperature=1.0)
     right = CalibrationSet(data.logits, data.logits.argmax(axis=1))
-    with pytest.warns(SmallSample, match="every prediction on the fit set is right"):
+    with pytest.warns(SmallSample, match="every prediction on the fit set is correct"):
         fitted = Auto().fit(right)
     assert 0.05 < fitted.temperature < 1
 
@@ -142,6 +143,15 @@ def test_methods_that_change_the_class_are_asked_for() -> None:
         "additive",
         "vector",
     ]
+
+
+def test_methods_for_comparison_are_tried_only_if_they_are_named() -> None:
+    by_default = set(Auto(allow_class_change=True)._recipes())
+    assert {"vector", "dirichlet"} < by_default
+    assert not {name for name in by_default if all_methods()[name].for_comparison}
+    assert all_methods()["cts"].for_comparison
+    named = Auto(candidates=("cts", "bbq"), allow_class_change=True).fit(draw(600, 3))
+    assert [one["method"] for one in named.fit_info["candidates"]] == ["additive", "cts", "bbq"]
 
 
 def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None:

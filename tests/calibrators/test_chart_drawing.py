@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from calibrators import charts
-from calibrators.charts import subset, theme
+from calibrators.charts import render, theme
 from calibrators.charts.scales import nice, number, tick_labels, ticks
 from calibrators.data import CalibrationSet
 from calibrators.fitting.evaluation import fit_and_judge
@@ -180,9 +180,9 @@ def test_the_work_grows_as_the_rows_do(report: Report) -> None:
     ],
 )
 def test_what_is_not_known_is_left_to_vega(report: Report, change: dict[str, Any]) -> None:
-    assert all(map(subset.can_draw, specs(report).values()))
-    assert not subset.can_draw({**charts.reliability(report), **change})
-    assert not subset.can_draw(charts.run_errors([]))
+    assert all(map(render.can_draw, specs(report).values()))
+    assert not render.can_draw({**charts.reliability(report), **change})
+    assert not render.can_draw(charts.run_errors([]))
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -1,92 +1,171 @@
-"""CTS: a minimum that no single class can lower, found from tables instead of softmaxes."""
+"""CTS against the greedy search written out: all probabilities anew for every temperature."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import onnxruntime
 import pytest
 from helpers.samples import draw, sample
+from scipy.special import softmax
 
-from calibrators import CalibrationSet
-from calibrators.methods.cts import OCTAVES, POINTS_PER_OCTAVE, ClassTemperature
+from calibrators import CalibrationSet, ParameterError, archive
+from calibrators.export import onnx
+from calibrators.methods import cts
+from calibrators.methods.cts import ClassTemperature, ClassTemperatureMap
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
-from calibrators.numerics.softmax import softmax
+
+OURS = 2.0 ** (np.arange(-32, 33) / 16)
+PUBLISHED = np.arange(1, 101) / 10
 
 
-def grid() -> np.ndarray:
-    end = OCTAVES * POINTS_PER_OCTAVE
-    return 2.0 ** (np.arange(-end, end + 1) / POINTS_PER_OCTAVE)
+class Found(NamedTuple):
+    """Temperatures, relative to the features, and the ECE."""
+
+    temperatures: np.ndarray
+    ece: float
 
 
-def greedy_search(data: CalibrationSet) -> tuple[np.ndarray, float]:
-    """The published procedure: all probabilities anew at every grid point of every class."""
-    logits = data.logits.astype(np.float64)
-    centre = TemperatureScaling().fit(data).temperature
-    alone = [ece(softmax(logits / (centre * factor)), data.labels) for factor in grid()]
-    starts = (1.0, grid()[int(np.argmin(alone))])
-    found = [search_from(start, centre, logits, data) for start in starts]
-    return min(found, key=lambda one: one[1])
+def plain_search(
+    x: np.ndarray, labels: np.ndarray, grid: np.ndarray, order: np.ndarray, sweeps: int = 5
+) -> Found:
+    def error(temperatures: np.ndarray) -> float:
+        return ece(softmax(x / temperatures, axis=1), labels)
+
+    k = x.shape[1]
+    by_distance = np.argsort(np.abs(np.log(grid)).round(9), kind="stable")
+    alone = [error(np.full(k, one)) for one in grid[by_distance]]
+    start = by_distance[int(np.argmin(alone))]
+    nearest = np.argsort(np.abs(np.arange(grid.size) - start), kind="stable")
+    found = Found(np.full(k, grid[start]), min(alone))
+    for _ in range(sweeps):
+        before = found.ece
+        for column in order:
+            for factor in grid[nearest]:
+                tried = found.temperatures.copy()
+                tried[column] = factor
+                value = error(tried)
+                if value < found.ece - 1e-12:
+                    found = Found(tried, value)
+        if found.ece == before:
+            break
+    return found
 
 
-def search_from(
-    start: float, centre: float, logits: np.ndarray, data: CalibrationSet
-) -> tuple[np.ndarray, float]:
-    predicted = logits.argmax(axis=1)
-    temperatures = np.full(data.k, centre * start)
-    nearest = np.argsort(np.abs(np.log(grid() / start)).round(9), kind="stable")
-    by_count = np.argsort(-np.bincount(predicted, minlength=data.k), kind="stable")
-    best = ece(softmax(logits / temperatures[predicted][:, None]), data.labels)
-    while True:
-        before = best
-        for place in by_count:
-            for factor in grid()[nearest]:
-                tried = temperatures.copy()
-                tried[place] = centre * factor
-                value = ece(softmax(logits / tried[predicted][:, None]), data.labels)
-                if value < best - 1e-12:
-                    best, temperatures = value, tried
-        if best == before:
-            return temperatures, best
+def centred(data: CalibrationSet) -> np.ndarray:
+    x = data.logits / TemperatureScaling().fit(data).temperature
+    return x - x.mean(axis=1, keepdims=True)
 
 
-def test_is_what_the_published_search_finds() -> None:
-    data = draw(500, 4, dtype=np.float64)
-    expected, value = greedy_search(data)
+@pytest.mark.parametrize(("n", "k"), [(400, 4), (300, 2), (150, 20)])
+def test_is_the_plain_search(n: int, k: int) -> None:
+    data = draw(n, k, dtype=np.float64)
+    x = centred(data)
+    counts = np.bincount(data.logits.argmax(axis=1), minlength=k)
+    expected = plain_search(x, data.labels, OURS, np.lexsort((x.sum(axis=0), -counts)))
     fitted = ClassTemperature().fit(data)
-    np.testing.assert_allclose(fitted.class_temperatures, expected, rtol=1e-9)
-    assert fitted.fit_info["value"] == pytest.approx(value, abs=1e-12)
-    assert fitted.fit_info["value"] == pytest.approx(ece(fitted.apply(data.logits), data.labels))
+    np.testing.assert_allclose(1 / fitted.weights, expected.temperatures, rtol=1e-9)
+    assert fitted.fit_info["value"] == pytest.approx(expected.ece, abs=1e-9)
+    np.testing.assert_allclose(
+        fitted.apply(data.logits), softmax(x / expected.temperatures, axis=1), atol=1e-9
+    )
 
 
-@pytest.mark.parametrize("k", [5, 200])
-def test_no_single_class_can_lower_the_error(k: int) -> None:
-    data = draw(1500, k, seed=3)
-    fitted = ClassTemperature().fit(data)
+def test_as_published_is_the_search_on_raw_logits() -> None:
+    """The published form: raw logits, 0.1 to 10 in steps of 0.1, class after class."""
+    data = draw(300, 4, dtype=np.float64)
+    shifted = CalibrationSet(data.logits + np.array([0, 1, -2, 0]), data.labels)
+    expected = plain_search(shifted.logits, data.labels, PUBLISHED, np.arange(4))
+    fitted = ClassTemperature(as_published=True).fit(shifted)
+    np.testing.assert_allclose(fitted.class_temperatures, expected.temperatures, rtol=1e-9)
+    assert fitted.fit_info["value"] == pytest.approx(expected.ece, abs=1e-9)
+    expected_p = softmax(shifted.logits / expected.temperatures, axis=1)
+    np.testing.assert_allclose(fitted.apply(shifted.logits), expected_p, atol=1e-12)
+
+
+def test_the_level_of_a_row_matters_as_published_only() -> None:
+    data = draw(600, 3, dtype=np.float64)
+    rows = np.random.default_rng(0).normal(size=(600, 1)) * 20
+    moved = CalibrationSet(data.logits + rows, data.labels)
+    ours = ClassTemperature().fit(data)
+    np.testing.assert_allclose(ours.apply(moved.logits), ours.apply(data.logits), atol=1e-9)
+    published = ClassTemperature(as_published=True).fit(data)
+    assert np.abs(published.apply(moved.logits) - published.apply(data.logits)).max() > 0.1
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_onnx_and_archive_give_the_same(as_published: bool) -> None:
+    data = draw(800, 5)
+    fitted = ClassTemperature(as_published=as_published).fit(data)
+    logits = data.logits.copy()
+    logits[:50, 1] = -np.inf
+    session = onnxruntime.InferenceSession(onnx.export(fitted))
+    (outcome,) = session.run(None, {session.get_inputs()[0].name: logits})
+    np.testing.assert_allclose(outcome, fitted.apply(logits), atol=1e-6)
+    back = archive.load(archive.dump(fitted))
+    np.testing.assert_array_equal(back.apply(logits), fitted.apply(logits))
+
+
+def test_no_column_can_lower_the_error_at_the_end() -> None:
+    data = draw(1500, 6, seed=3, dtype=np.float64)
+    x = centred(data)
+    fitted = ClassTemperature(sweeps=100).fit(data)
+    assert fitted.fit_info["sweeps"] < 100
     reached = ece(fitted.apply(data.logits), data.labels)
-    assert reached <= ece(TemperatureScaling().fit(data).apply(data.logits), data.labels)
-    logits = data.logits.astype(np.float64)
-    predicted = logits.argmax(axis=1)
-    start = TemperatureScaling().fit(data).temperature
-    for place in np.random.default_rng(0).permutation(k)[:3]:
-        for factor in grid()[::4]:
-            tried = fitted.class_temperatures.copy()
-            tried[place] = start * factor
-            moved = ece(softmax(logits / tried[predicted][:, None]), data.labels)
-            assert moved > reached - 1e-4  # a row may lie on the edge of a bin by rounding
+    assert reached < ece(TemperatureScaling().fit(data).apply(data.logits), data.labels)
+    for column in range(6):
+        for factor in OURS:
+            tried = fitted.weights.copy()
+            tried[column] = 1 / factor
+            assert ece(softmax(x * tried, axis=1), data.labels) > reached - 1e-9
 
 
-def test_classes_that_are_never_predicted_keep_a_temperature_of_all() -> None:
-    data = draw(800, 4)
-    logits = np.concatenate([data.logits, data.logits.min(axis=1, keepdims=True) - 1], axis=1)
-    more = CalibrationSet(logits, data.labels)
-    centre = TemperatureScaling().fit(more).temperature
-    alone = [ece(softmax(logits / np.float32(centre * one)), data.labels) for one in grid()]
-    kept = ClassTemperature().fit(more).class_temperatures[4]
-    assert kept in (centre, centre * grid()[int(np.argmin(alone))])
+def test_kept_leaders_are_those_from_scratch() -> None:
+    """After many changes of single columns, with masked logits and ties."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 7)).round(1)
+    x[rng.random(x.shape) < 0.2] = -np.inf
+    x[np.arange(300), rng.integers(7, size=300)] = 1.0
+    search = cts.GreedySearch(x, rng.integers(7, size=300), OURS, 15)
+    for column in rng.integers(7, size=60):
+        others = search._without(column)
+        search.chosen[column] = rng.integers(OURS.size)
+        search._leading = others.joined(column, x[:, column] / OURS[search.chosen[column]])
+    expected = search._leaders_of_all()
+    np.testing.assert_array_equal(search._leading.top, expected.top)
+    np.testing.assert_allclose(search._leading.largest, expected.largest)
+    np.testing.assert_allclose(search._leading.second, expected.second)
+    np.testing.assert_allclose(search._leading.total, expected.total, rtol=1e-9)
 
 
-def test_lowers_the_error_of_real_logits() -> None:
+def test_no_confidence_rises_above_one_by_rounding() -> None:
+    """1 + e rounds to 1 where e is near 1e-16, and taking out e again would leave less than 1."""
+    gap = np.linspace(36, 38, 200)
+    x = np.stack([gap, np.zeros(200), np.zeros(200)], axis=1)
+    labels = np.resize([0, 0, 0, 1], 200)
+    search = cts.GreedySearch(x, labels, np.ones(1), 15)
+    assert search._without(2).total.min() == 1
+    assert search._improve(2) / 200 == pytest.approx(0.25)
+
+
+def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
+    """As in Table 7 of the SMART paper, where CTS alone loses accuracy."""
     fit, test = sample("cal"), sample("test")
     fitted = ClassTemperature().fit(fit)
-    assert ece(fitted.apply_set(test), test.labels) < 0.012
-    assert ece(softmax(test.logits), test.labels) > 0.06
+    p = fitted.apply_set(test)
+    before = (test.logits.argmax(axis=1) == test.labels).mean()
+    assert not fitted.keeps_class
+    assert before - 0.02 < (p.argmax(axis=1) == test.labels).mean() < before
+    assert fitted.fit_info["value"] < ece(TemperatureScaling().fit(fit).apply_set(fit), fit.labels)
+
+
+def test_maps_with_a_bias_or_a_matrix_are_refused() -> None:
+    parts = {"k": 2, "kind": "logits", "base_temperature": 1.0, "centred": True}
+    with pytest.raises(ParameterError, match="bias 0"):
+        ClassTemperatureMap(weights=np.ones(2), bias=np.array([0.0, 1.0]), **parts)
+    with pytest.raises(ParameterError, match="one weight for each class"):
+        ClassTemperatureMap(weights=np.eye(2), bias=np.zeros(2), **parts)
+    with pytest.raises(ParameterError, match="between 1e-37 and 1e37, got -1"):
+        ClassTemperatureMap(weights=np.array([1.0, -1.0]), bias=np.zeros(2), **parts)

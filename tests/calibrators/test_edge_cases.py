@@ -103,7 +103,7 @@ def test_a_fallback_is_recorded_with_its_reason(name: str) -> None:
     if "fell_back" in codes:
         told = fitted.fit_info["fallback"]
         assert told["method"] == name
-        assert "every prediction on the fit set is right" in told["reason"]
+        assert "every prediction on the fit set is correct" in told["reason"]
         stranger = fitted.with_info(fallback={**told, "method": "another"})
         assert name not in stranger.made_by
 

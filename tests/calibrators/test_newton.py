@@ -38,21 +38,21 @@ def test_gradient_and_curvature_are_those_of_finite_differences(kind: type[Regre
     point, direction = rng.normal(size=(2, *function.shape)) * 0.3
 
     def value(flat: Array) -> float:
-        return function.look_at(flat.reshape(function.shape))[0]
+        return function.evaluate(flat.reshape(function.shape))[0]
 
     numeric = approx_fprime(point.ravel(), value, 1e-6).reshape(function.shape)
-    np.testing.assert_allclose(function.look_at(point)[1], numeric, atol=1e-6)
+    np.testing.assert_allclose(function.evaluate(point)[1], numeric, atol=1e-6)
     h = 1e-5
-    ahead = function.look_at(point + h * direction)[1]
-    behind = function.look_at(point - h * direction)[1]
-    function.look_at(point)
+    ahead = function.evaluate(point + h * direction)[1]
+    behind = function.evaluate(point - h * direction)[1]
+    function.evaluate(point)
     np.testing.assert_allclose(function.curve(direction), (ahead - behind) / (2 * h), atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", [Diagonal, Full])
 def test_preconditioners_are_positive(kind: type[Regression]) -> None:
     function = problem(kind)
-    function.look_at(np.zeros(function.shape))
+    function.evaluate(np.zeros(function.shape))
     apply = function.preconditioner()
     for direction in np.random.default_rng(4).normal(size=(20, *function.shape)):
         assert (direction * apply(direction)).sum() > 0
@@ -76,7 +76,7 @@ def test_ends_at_the_tolerance_from_any_start(kind: type[Regression], strength: 
     context = FitContext(progress=lambda step, total, loss: values.append(loss))
     found = minimise(function, 1e-9, context)
     assert found.gradient <= 1e-9
-    assert np.abs(function.look_at(found.point)[1]).max() == found.gradient
+    assert np.abs(function.evaluate(found.point)[1]).max() == found.gradient
     assert values == sorted(values, reverse=True)
 
 

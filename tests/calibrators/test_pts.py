@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 from helpers.memory_peak import peak_of
-from helpers.samples import draw, sample
-from scipy.optimize import least_squares
+from helpers.samples import draw, sample, two_regimes
+from scipy.optimize import check_grad, least_squares, minimize
 
 from calibrators import CalibrationSet, ParameterError
 from calibrators.export import onnx
 from calibrators.fitting.context import FitContext
+from calibrators.methods._pts_network import Network, PtsDescent, PtsProblem
 from calibrators.methods._smart_features import sorted_gaps
-from calibrators.methods.pts import (
-    Network,
-    ParametrizedTemperature,
-    ParametrizedTemperatureMap,
-    PtsProblem,
-)
+from calibrators.methods.pts import ParametrizedTemperature, ParametrizedTemperatureMap
 from calibrators.methods.temperature import TemperatureScaling
 from calibrators.metrics import ece
 from calibrators.numerics.confidence_curves import observe
+from calibrators.numerics.objectives import ObjectiveName, make_objective
 from calibrators.numerics.softmax import softmax
 
 
@@ -100,6 +99,54 @@ def test_never_worse_than_ts_on_its_own_objective() -> None:
     own = np.mean((fitted.apply(data.logits).max(axis=1) - correct) ** 2)
     assert fitted.fit_info["value"] == pytest.approx(own, rel=1e-4)
     assert own <= np.mean((scaled.max(axis=1) - correct) ** 2)
+
+
+def descent(name: str, data: CalibrationSet) -> PtsDescent:
+    inputs = sorted_gaps(data.logits, data.k - 1, 1.0)
+    standard = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
+    objective = make_objective(name, observe(data, with_mean_gaps=True))
+    return PtsDescent(objective, standard, 1 / data.n)
+
+
+@pytest.mark.parametrize("name", ["nll", "brier", "charbonnier"])
+def test_the_gradient_of_other_objectives_is_the_derivative(name: str) -> None:
+    one = descent(name, draw(60, 5, dtype=np.float64))
+    start = Network.start(4, 3, seed=1)
+    at = 0.3 * np.random.default_rng(2).normal(size=flat(start).size)
+    error = check_grad(
+        lambda move: one._evaluate(start, move)[0], lambda move: one._evaluate(start, move)[1], at
+    )
+    assert error < 2e-4 * np.linalg.norm(one._evaluate(start, at)[1])
+
+
+@pytest.mark.parametrize("name", ["nll", "label_smoothing", "brier", "charbonnier"])
+def test_other_objectives_reach_what_scipy_reaches(name: str) -> None:
+    one = descent(name, draw(800, 6, temperature=1.5, dtype=np.float64))
+    start = Network.start(5, 5, seed=0)
+    found, value, _ = one.solve(start, 1e-7, FitContext())
+    moved = flat(found) - flat(start)
+    theirs = minimize(
+        lambda move: one._evaluate(start, move), np.zeros(moved.size), jac=True, method="BFGS"
+    )
+    begun = one._evaluate(start, np.zeros(moved.size))[0]
+    reached = value + one.pull * moved @ moved
+    assert reached <= theirs.fun + 0.05 * (begun - theirs.fun)
+    assert reached < begun
+
+
+@pytest.mark.parametrize("name", get_args(ObjectiveName))
+def test_each_objective_is_lower_than_with_one_temperature(name: str) -> None:
+    data, _ = two_regimes(1500, 0)
+    fitted = ParametrizedTemperature(objective=name).fit(data)
+    assert fitted.fit_info["objective"] == name
+
+    def value(temperatures: np.ndarray | float) -> float:
+        objective = make_objective(name, observe(data, with_mean_gaps=True))
+        return objective(np.broadcast_to(1 / temperatures, data.n))[0]
+
+    own = value(fitted.temperatures(data.logits))
+    assert own == pytest.approx(fitted.fit_info["value"], rel=1e-3)
+    assert own < 0.99 * value(TemperatureScaling().fit(data).temperature)
 
 
 def test_calibrates_real_logits_and_is_exported() -> None:

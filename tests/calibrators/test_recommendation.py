@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from calibrators import CalibrationSet, Report, fit_and_judge
 from calibrators.comparison.judged_rows import JudgedRows
-from calibrators.comparison.recommendation import SIMPLEST_FIRST, Candidate, recommend
+from calibrators.comparison.recommendation import Candidate, recommend
 from calibrators.fitting.evaluation import Judged
 from calibrators.metrics import Interval
 from calibrators.numerics.softmax import softmax
-from calibrators.registry import all_methods, make_recipe
+from calibrators.registry import all_maps, all_methods, make_recipe
 from calibrators.report.verdict import Verdict
 
 
@@ -47,14 +48,14 @@ def test_a_tie_goes_to_the_simpler_method_in_whatever_order() -> None:
         assert order[found.place].name == "temperature"
         lowest = min(order, key=lambda one: one.report.metrics["nll"])
         if lowest.name != "temperature":
-            assert f"not measurably above the lowest, that of {lowest.name}" in found.reason
+            assert f"not measurably above the lowest, {lowest.name}" in found.reason
 
 
 def test_the_lowest_nll_wins_where_the_difference_is_measurable() -> None:
     found = recommend([candidate("identity"), candidate("temperature")])
     assert found.place == 1
     assert found.reason.startswith("temperature has the lowest NLL (")
-    assert "of the 2 that lose neither accuracy nor ranking" in found.reason
+    assert "of the 2 that preserve accuracy and ranking" in found.reason
 
 
 def test_without_judged_rows_nothing_ties() -> None:
@@ -88,10 +89,20 @@ def test_a_map_that_only_looks_good_on_other_rows_ties_with_none() -> None:
 
 
 def test_every_method_has_its_place() -> None:
+    ranks = {method: kind.complexity for method, kind in all_maps().items()}
+    assert len(set(ranks.values())) == len(ranks)
+    assert max(ranks.values()) < math.inf, "give its map a complexity"
     chosen_by_others = {"auto"}
-    missing = set(all_methods()) - set(SIMPLEST_FIRST) - chosen_by_others
-    assert not missing, "add the method to SIMPLEST_FIRST"
-    assert set(SIMPLEST_FIRST) <= set(all_methods())
+    assert set(all_methods()) - chosen_by_others == set(ranks)
+    small, large = ("identity", "temperature", "vector"), ("matrix", "dirichlet")
+    assert max(ranks[one] for one in small) < min(ranks[one] for one in large)
+    assert [ranks[one] for one in small] == sorted(ranks[one] for one in small)
+
+
+def test_a_method_that_is_unknown_comes_last() -> None:
+    known = [candidate("isotonic_one_vs_rest"), candidate("isotonic_one_vs_rest")]
+    first, second = known[0]._replace(method="of another release"), known[1]
+    assert recommend([first, second]).place == 1
 
 
 def test_a_report_alone_can_be_a_candidate() -> None:

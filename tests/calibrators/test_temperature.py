@@ -99,7 +99,9 @@ def test_theorems_on_the_real_sample() -> None:
     assert nll(fitted.apply(cal.logits), cal.labels) <= nll(softmax(cal.logits, 1), cal.labels)
 
 
-@pytest.mark.parametrize("objective", ["mse", "brier", "soft_ece", "charbonnier", "ece"])
+@pytest.mark.parametrize(
+    "objective", ["mse", "brier", "soft_ece", "charbonnier", "charbonnier_per_sample", "ece"]
+)
 @pytest.mark.parametrize("k", [4, 150])
 def test_other_objectives_are_minimised(objective: str, k: int) -> None:
     data = draw(3000, k, temperature=2.5)
@@ -117,6 +119,9 @@ def test_other_objectives_are_minimised(objective: str, k: int) -> None:
         centres = (np.arange(15) + 0.5) / 15
         w = np.exp(-200 * (confidence[:, None] - centres) ** 2)
         w /= w.sum(axis=1, keepdims=True)
+        if objective == "charbonnier_per_sample":
+            residual = np.hypot(correct[:, None] - centres, 1e-3)
+            return float((w * residual).sum(axis=1).mean())
         delta = 1e-3 if objective == "charbonnier" else 0.0
         gap = ((correct - confidence)[:, None] * w).sum(axis=0)
         return float(np.sqrt(gap**2 + (delta * w.sum(axis=0)) ** 2).sum() / data.n)
@@ -125,6 +130,46 @@ def test_other_objectives_are_minimised(objective: str, k: int) -> None:
     grid = fitted.temperature * 2.0 ** np.linspace(-3, 3, 97)
     slack = 2e-4 if objective == "ece" else 2e-5
     assert value(fitted.temperature) <= min(map(value, grid)) + slack
+
+
+def equal_mass_ece(temperature: float, data: CalibrationSet) -> float:
+    """ECE-EM of distinct confidences: 15 bins of equally many rows."""
+    p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
+    order = np.argsort(p.max(axis=1))
+    gap = (p.max(axis=1) - (p.argmax(axis=1) == data.labels))[order]
+    edges = np.arange(16) * data.n // 15
+    return float(np.abs(np.add.reduceat(gap, edges[:-1])).sum() / data.n)
+
+
+def test_ece_em_on_tenths_is_the_selection_of_the_adafocal_paper() -> None:
+    """T in (0, 10] in steps of 0.1, by the lowest ECE of equal-mass bins."""
+    for k in (4, 150):
+        data = draw(1500, k, temperature=2.5, dtype=np.float64)
+        fitted = TemperatureScaling(objective="ada_ece", grid="tenths").fit(data)
+        grid = np.arange(1, 101) / 10
+        values = [equal_mass_ece(one, data) for one in grid]
+        assert fitted.temperature == pytest.approx(grid[int(np.argmin(values))])
+        assert np.argsort(values)[1] != int(np.argmin(values))
+        refined = TemperatureScaling(objective="ada_ece").fit(data)
+        # ECE is jagged: the refined grid may miss a dent between its points
+        assert equal_mass_ece(refined.temperature, data) <= min(values) + 2e-3
+
+
+def test_tenths_find_the_nll_optimum_to_one_decimal() -> None:
+    for objective in ("nll", "label_smoothing"):
+        data = draw(3000, 5, temperature=2.5)
+        exact = TemperatureScaling(objective=objective).fit(data).temperature
+        tenths = TemperatureScaling(objective=objective, grid="tenths").fit(data)
+        assert abs(tenths.temperature - exact) < 0.1
+        assert round(tenths.temperature, 1) == pytest.approx(tenths.temperature)
+
+
+def test_the_end_of_the_tenths_is_flagged() -> None:
+    data = draw(600, 4)
+    small = CalibrationSet(data.logits / 1000, data.labels)
+    with pytest.warns(BoundarySolution, match="lowest at the end of the grid from 0.1 to 10"):
+        fitted = TemperatureScaling(grid="tenths", objective="ada_ece").fit(small)
+    assert fitted.temperature == pytest.approx(0.1)
 
 
 def test_label_smoothing_is_softer() -> None:
@@ -145,7 +190,7 @@ def test_label_smoothing_is_softer() -> None:
 def test_all_right_stops_at_the_lower_bound() -> None:
     data = draw(500, 4)
     right = CalibrationSet(data.logits, data.logits.argmax(axis=1))
-    with pytest.warns(BoundarySolution, match="every prediction on the fit set is right"):
+    with pytest.warns(BoundarySolution, match="every prediction on the fit set is correct"):
         fitted = TemperatureScaling().fit(right)
     assert fitted.fit_info["at_bound"]
     assert fitted.fit_info["warnings"][0]["code"] == "boundary_solution"

@@ -16,7 +16,7 @@ from calibrators.methods._isotonic_fit import tally
 from calibrators.methods._ties import log_odds_reach, share_reach, tie_starts
 from calibrators.registry import make_recipe
 
-TOP_LABEL = ["histogram", "isotonic", "spline"]
+TOP_LABEL = ["bbq", "histogram", "isotonic", "spline"]
 METHODS = [*TOP_LABEL, "histogram_one_vs_rest", "isotonic_one_vs_rest"]
 TURN = np.array([2, 0, 3, 1])
 BACK = np.argsort(TURN)

@@ -197,7 +197,7 @@ def test_what_auto_chose_and_left_out_is_said(
 def test_a_method_that_fell_back_is_said(calibrd: Any, at: str, tmp_path: Path) -> None:
     right = tmp_path / "right.npz"
     np.savez(right, logits=LOGITS, labels=LOGITS.argmax(axis=1))
-    told = "vector fell back to temperature scaling: every prediction on the fit set is right"
+    told = "vector fell back to temperature scaling: every prediction on the fit set is correct"
     for where in (("--name", "cli-right"), ("--out", tmp_path / "right.calibrd")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)

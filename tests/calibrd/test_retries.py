@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 from helpers.faulty_http_proxy import Asked, FaultyLine, Say, first, lose
-from helpers.live_service import by_the_clock, sample
+from helpers.live_service import sample
 from helpers.refusals import refused
 
 import calibrd
 from calibrators import CalibrationSet
 from calibrators.methods.temperature import TemperatureScaling
 from calibrd import errors
+from calibrd.transport.connection import Connection
+from calibrd.transport.flows import Pause, Response, Send
 
 LOGITS, LABELS = sample(seed=2101)  # which no other test uploads
 FITTED = TemperatureScaling().fit(CalibrationSet(LOGITS, LABELS))
@@ -57,39 +59,59 @@ def test_the_same_awaited(line: FaultyLine) -> None:
     assert line.count("GET") == 4
 
 
-@by_the_clock
-def test_pauses_grow_and_are_drawn_at_random(line: FaultyLine) -> None:
-    line.before = lambda asked: BUSY
-    spans = []
-    for _ in range(2):
-        times: list[float] = []
-        line.after = lambda asked, times=times: times.append(time.monotonic())
-        with (
-            calibrd.Client(line.url, retry_seconds=1.2) as client,
-            pytest.raises(errors.Unavailable, match="status 503"),
-        ):
-            client.methods()
-        spans.append([b - a for a, b in itertools.pairwise(times)])
-    for pauses in spans:
-        assert len(pauses) >= 2
-        assert pauses[-1] > 0.9 * pauses[0]
-        assert 0.1 <= pauses[0] < 0.35
-    assert abs(spans[0][0] - spans[1][0]) > 1e-4
+class Retries:
+    """A request whose pauses pass at once on a clock of their own."""
+
+    def __init__(self, retry_seconds: float, *answers: Response) -> None:
+        self._answers = [*answers]
+        self.pauses: list[float] = []
+        self._connection = replace(
+            Connection.make("http://calibrd", None, timeout=1, retry_seconds=retry_seconds),
+            clock=lambda: sum(self.pauses),
+        )
+
+    def run(self) -> Response:
+        """Send the request; the last response is repeated."""
+        flow = self._connection.send(Send("GET", "/v1/methods"), repeatable=True)
+        step = next(flow)
+        try:
+            while True:
+                if isinstance(step, Pause):
+                    self.pauses.append(step.seconds)
+                    step = next(flow)
+                else:
+                    answer = self._answers[0]
+                    self._answers = self._answers[1:] or [answer]
+                    step = flow.send(answer)
+        except StopIteration as end:
+            return end.value
 
 
-@by_the_clock
-def test_retry_after_is_honoured(over: calibrd.Client, line: FaultyLine) -> None:
-    line.before = first(1, lambda: Say(503, {"Retry-After": "1"}))
-    began = time.monotonic()
-    assert over.methods()
-    assert time.monotonic() - began >= 1
+def test_pauses_grow_and_are_drawn_at_random() -> None:
+    busy = Response(503, {}, b"<h1>nobody behind this proxy</h1>")
+    both = Retries(10.0, busy), Retries(10.0, busy)
+    for one in both:
+        with pytest.raises(errors.Unavailable, match="status 503"):
+            one.run()
+        highest = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+        assert len(one.pauses) >= 5
+        for pause, high in zip(one.pauses, highest, strict=False):
+            assert high / 2 <= pause <= high
+        assert sum(one.pauses) <= 10
+    assert both[0].pauses[0] != both[1].pauses[0]
+
+
+def test_retry_after_is_honoured() -> None:
+    busy, ready = Response(503, {"retry-after": "1"}, b""), Response(200, {}, b"[]")
+    soon = Retries(20.0, busy, ready)
+    assert soon.run() is ready
+    assert soon.pauses == [1.0]
     late = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     for asked_for in ("3600", late):
-        line.before = first(1, lambda said=asked_for: Say(429, {"Retry-After": said}))
-        began = time.monotonic()
+        never = Retries(20.0, Response(429, {"retry-after": asked_for}, b""))
         with pytest.raises(errors.Unavailable):  # it would be longer than our ``retry_seconds``
-            over.methods()
-        assert time.monotonic() - began < 1
+            never.run()
+        assert never.pauses == []
 
 
 @pytest.mark.parametrize("status", [500, 507])

@@ -189,7 +189,7 @@ def test_a_late_beginning_is_complete_in_the_end(
     assert line_of(client, "late") == [1, 2, 3]
 
 
-def test_the_next_process_sends_what_is_left_and_goes_on_from_it(
+def test_the_next_process_sends_what_is_left_and_continues_from_it(
     wanted: AdaFocalState, service: Running, client: calibrd.Client
 ) -> None:
     is_away = threading.Event()

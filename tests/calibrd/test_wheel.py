@@ -116,7 +116,7 @@ def test_the_first_snippet_of_the_readme_runs(
     calibrd_command = python.with_name("calibrd")
     for name in ("again.html", "chart.svg", "report.json"):
         told = run(calibrd_command, "report", "fashion@1", "--out", name, **where)
-        assert told == f"the report of fashion@1 is in {name}\n"
+        assert told == f"wrote the report of fashion@1 to {name}\n"
         assert (tmp_path / name).stat().st_size > 10_000
     failed = subprocess.run(
         [calibrd_command, "report", "fashion@1", "--out", "chart.png"],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from service.access.permissions import Principal
 from service.access.quota import Quota
-from service.runs.decisions import decide
-from service.runs.service import Posted, SentStatistics, outcome, record
+from service.runs.service import Posted, SentStatistics, decide, outcome, record
 from service.storage.database import Database
 
 
@@ -13,5 +12,5 @@ def post(database: Database, principal: Principal, name: str, sent: SentStatisti
     """Record a rank's statistics, then decide what is due."""
     recorded = record(database, Quota(0, None), principal, name, sent)
     if recorded.is_due:
-        decide(database, recorded.key)
+        decide(database, recorded.session.key)
     return outcome(database, recorded)

@@ -272,7 +272,7 @@ def test_a_step_of_adafocal_passes_through_the_files_listed(tmp_path: Path) -> N
 
     def step() -> None:
         adafocal.observe(logits, labels)
-        number = adafocal.state.step + 1
+        number = adafocal.loss.state.step + 1
         adafocal.step()
         wait_until(lambda: steps_of(client) == number)
 

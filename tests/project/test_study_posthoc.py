@@ -63,6 +63,8 @@ def test_study_shows_every_method(
         assert one["parameters"] >= 0
     assert "a__shift_up" in page.split("<!-- by set -->")[1]
     assert "| charbonnier |" in page
+    assert "| pts (objective=nll) |" in page.split("<!-- objectives -->")[1]
+    assert "| cts (as_published=True) |" in page.split("<!-- comparators -->")[1]
     assert "| auto (allow_class_change=True, budget=60.0) |" in page
     assert "Means over the 1 sets with at least 100 rows to fit on" in page
     assert (tmp_path / "posthoc_few_rows.svg").read_text().startswith("<svg")

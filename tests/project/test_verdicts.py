@@ -85,7 +85,7 @@ def test_every_form_says_what_got_worse_and_by_how_much() -> None:
     assert "refinement_auroc" in report.lost
     found = report.change["refinement_auroc"]
     figures = f"{100 * found.value:+.2f} points [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
-    assert f"AUROC of right against wrong {figures}" in report.verdict_sentence
+    assert f"AUROC of correct vs. wrong {figures}" in report.verdict_sentence
     bundle = report._repr_mimebundle_()
     subtitle = " ".join(bundle["application/vnd.vegalite.v5+json"]["title"]["subtitle"])
     for text in (report.summary(), bundle["text/html"], subtitle):

@@ -7,7 +7,6 @@ import multiprocessing.util
 import queue
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -104,16 +103,15 @@ class Reporter:
         self,
         statistics: BinStatistics,
         before: Start,
-        local: Callable[[AdaFocalState], AdaFocalState],
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or that of ``local`` if it is late."""
+        """Submit a rank's pass; return the service's state, or the rank's own if that is late."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
             try:
                 self._decision = session.decisions.get(timeout=_seconds_to(until))
             except queue.Empty:
-                after = local(self._newest(before))
+                after = self._newest(before).update(statistics)
                 self._warn(
                     "no merged state within %g s (%s): rank %d continues with its own, at step %d",
                     self._budget,
@@ -136,7 +134,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps were sent; the next process of this run sends those in %s",
+                "not all steps were sent; the next process of this run sends the steps in %s",
                 self._outbox.path,
             )
 
@@ -168,7 +166,7 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return the run's position: that of this machine, unless the service has a newer one."""
+        """Return the run's position on this machine, unless the service has a newer one."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()

@@ -16,18 +16,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 from calibrators.adafocal import AdaFocalState
+from calibrators.backoff import Backoff
 from calibrd.client import Client
 from calibrd.errors import CalibrdError, NotCalibrd, Refused, ServerError, TooSlow
 from calibrd.run_models import RunSession
 from calibrd.training.reporting.outbox import Outbox
 from calibrd.training.reporting.sessions import Pass, SessionPlan, Start, new_session
-from calibrd.transport.backoff import FIRST_PAUSE, Backoff
 from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
 RESPONSE_SECONDS = 10.0
 LONGEST_PAUSE = 15.0
+QUERY_SECONDS = 0.2
 POLL_SECONDS = 1.0
 OLD_SECONDS = 30.0
 MAX_IN_MEMORY = 1000  # passes, of at most 40 kB each
@@ -89,7 +90,7 @@ class Session:
         self.wanted, self.wanted_until = one.number, wanted_until
         self.is_resting = False
 
-    def goes_on_from(self, step: int, state: AdaFocalState | None) -> bool:
+    def continues_from(self, step: int, state: AdaFocalState | None) -> bool:
         """Return whether the session continues from this position, if the trainer decides."""
         if self.plan.decides == "service" or self.is_left:
             return True
@@ -179,7 +180,7 @@ class Sender:
     def _longest_pause(self) -> float:
         """Return the longest pause between tries; shorter while a caller is waiting."""
         if self._queries:
-            return FIRST_PAUSE
+            return QUERY_SECONDS
         is_wanted = any(one.is_wanted for one in self._sessions)
         return POLL_SECONDS if is_wanted else LONGEST_PAUSE
 
@@ -263,7 +264,7 @@ class Sender:
         # the service's clock sets the start time of a session that has just begun
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
-        if not session.goes_on_from(opened.step, opened.state):
+        if not session.continues_from(opened.step, opened.state):
             # a session with this id has continued elsewhere: use another id
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
             opened = self._client.open_run(**plan.opening(is_old=is_old))

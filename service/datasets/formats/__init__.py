@@ -2,7 +2,7 @@
 
 ``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
 disk. Unreadable bytes raise Malformed, broken rules Invalid (or a DataError of calibrators),
-exceeded limits TooLarge; no bytes raise anything else.
+exceeded limits TooLarge; no input raises anything else.
 """
 
 from service.datasets.formats.bodies import (

@@ -69,7 +69,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """A format's reader and writer. Bad bytes only raise errors that have a code.
+    """A format's reader and writer. Malformed input raises only errors with a code.
 
     The first of ``media_types`` is the canonical one. ``holds`` says what the format is for.
     ``decode`` reads a body of at most ``limit`` bytes, both as sent and unpacked. ``columns``

@@ -98,7 +98,7 @@ def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
 
 
 class _PhysicalLines:
-    """The lines of a body, decoded as they are read; ``commas`` counts those of the current row.
+    """The lines of a body, decoded as they are read; ``commas`` counts commas in the current row.
 
     The reader creates a string per cell, so a row with too many cells is refused before it is
     split.
@@ -128,7 +128,9 @@ def _header(line: Sequence[str]) -> CsvHeader:
         )
     segment = [place for place, name in enumerate(names) if name in SEGMENTS]
     if len(segment) > 1:
-        raise Invalid("bad_columns", "two columns name segments: leave out segment or segments")
+        raise Invalid(
+            "bad_columns", "two columns contain segments: leave out `segment` or `segments`"
+        )
     others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
         raise Invalid("bad_columns", "there is no column for a class: add logit_0, logit_1, ...")

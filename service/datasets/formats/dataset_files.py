@@ -137,7 +137,7 @@ def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumn
             "name the values logits or probabilities, or state their kind",
         )
     if kind not in (None, known):
-        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset holds {known}")
+        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset contains {known}")
     return DatasetColumns(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
 
 
@@ -193,8 +193,8 @@ def _valid_row(layout: Layout, kind: Kind) -> Array:
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
-    Each block reports the first rule in RULES that it breaks. So the first of these rules is the
-    first that the file breaks, and no block that reports another rule has a row that breaks it.
+    Each block reports the first rule in RULES that it breaks. The first rule among all reports is
+    therefore the first that the file breaks, and only the blocks that report it break it.
     """
     total = values.layout.shape[0]
     step = rows_at_once(values.layout)

@@ -2,7 +2,7 @@
 
 C and Fortran order and both byte orders are supported. numpy parses the header once its length
 and brackets have been checked, in time linear in at most 4 kB. Object arrays are refused before
-anything can be unpickled. Arrays of all formats are described and read like those of npy files.
+anything can be unpickled. Arrays of all formats are described and read like npy files.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     """Parse a whole header, from the magic bytes to the newline."""
     if len(header) < header_length(header[:PREFIX]):
         raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
-    bad = Malformed("bad_header", "the npy header does not give descr, fortran_order and shape")
+    bad = Malformed("bad_header", "the npy header must contain descr, fortran_order and shape")
     brackets = sum(map(header.count, (b"(", b"[", b"{")))
     if brackets > MAX_BRACKETS or header.count(b",") > MAX_COMMAS:
         raise bad

@@ -26,7 +26,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path is that of a page, not of the API.
+    """Return whether a path belongs to a page, not to the API.
 
     >>> is_page("/jobs"), is_page("/v1/fits"), is_page("/v1"), is_page("/v1x")
     (True, False, False, True)

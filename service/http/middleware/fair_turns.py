@@ -51,7 +51,7 @@ class Turns:
 
 
 class Turn:
-    """The turn of one request among those of its caller."""
+    """The turn of one request among the requests of its caller."""
 
     __slots__ = ("_number", "_owner", "_turns")
 

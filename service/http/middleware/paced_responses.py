@@ -1,4 +1,4 @@
-"""Responses in pieces, each sent when the client has read the previous one."""
+"""Responses in chunks, each sent when the client has read the previous one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class PacedResponses:
     """Raw ASGI middleware that splits large bodies.
 
     A body sent at once would stay in the connection's buffer until a slow client has read it,
-    while the request already counts as answered. In pieces, sending waits for the client: the
+    while the request already counts as answered. In chunks, sending waits for the client: the
     limits on requests and memory apply until the end, and the server's write timeout applies.
     """
 

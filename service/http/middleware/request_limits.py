@@ -252,7 +252,7 @@ def _too_many(load: CallerLoad, most: int) -> TooMany:
 
 
 def _beyond(of_key: int, of_workspace: int, most: int) -> tuple[str, int, int]:
-    """Return who is at a limit, how many they have, and the limit."""
+    """Return who has reached a limit, their current count, and the limit."""
     if of_key >= most:
         return "this key has", of_key, most
     return "the keys of this workspace have", of_workspace, KEYS_AT_ONCE * most

@@ -28,7 +28,7 @@ _log = structlog.get_logger("calibrd.service")
 
 
 class ReadAdapter(asyncio.BufferedProtocol):
-    """Read for another protocol, in small pieces while many connections are waiting to be parsed.
+    """Read for another protocol, in small chunks while many connections are waiting to be parsed.
 
     The bytes read for waiting connections are held in memory.
     """

@@ -34,7 +34,7 @@ LINGER_BYTES = 1 << 20
 
 
 class HttpProtocol(TurnReader):
-    """One connection.
+    """One connection, with limits on what its parser buffers.
 
     The parser buffers headers, and trailers of a chunked body, until they end, at a cost that is
     quadratic in their length. Bytes that make no progress are therefore counted.
@@ -179,7 +179,7 @@ class HttpProtocol(TurnReader):
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """Add a piece of the request's target; refuse long targets before they are decoded."""
+        """Add a part of the request's target; refuse long targets before they are decoded."""
         self.url += url
         if len(self.url) > MAX_PATH_BYTES:
             self._check_target()
@@ -230,7 +230,7 @@ class HttpProtocol(TurnReader):
         self._stop_clock()
 
     def on_body(self, body: bytes) -> None:
-        """Add a piece of a body; refuse bodies in too many tiny pieces."""
+        """Add a chunk of a body; refuse bodies in too many tiny chunks."""
         self._pieces += 1
         if self._pieces > MAX_PIECES:
             self._stop(refusals.too_small_chunks())

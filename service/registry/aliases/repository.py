@@ -116,14 +116,14 @@ class Aliases(Repository):
         return self.counts([calibrator]).get(calibrator, 0)
 
     def counts(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the number of aliases of each of these calibrators that has any."""
+        """Return the number of aliases by calibrator, without calibrators that have none."""
         mine = aliases.c.calibrator.in_(ids)
         chosen = select(aliases.c.calibrator, func.count()).where(mine)
         rows = self.session.execute(chosen.group_by(aliases.c.calibrator))
         return {row[0]: row[1] for row in rows}
 
     def by_calibrator(self, ids: Sequence[str]) -> dict[str, list[Alias]]:
-        """Return the aliases of each of these calibrators that has any, sorted by name."""
+        """Return the aliases by calibrator, sorted by name, without calibrators that have none."""
         chosen = select(aliases).where(aliases.c.calibrator.in_(ids)).order_by(aliases.c.name)
         found: dict[str, list[Alias]] = {}
         for one in self._all(Alias, chosen):

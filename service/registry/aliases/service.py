@@ -151,7 +151,7 @@ def objection(
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
-            f"takes no segments, which callers of {alias!r} may be sending, because version "
+            f"takes no segments, but callers of {alias!r} may be sending them, because version "
             f"{before.number} takes them"
         )
     if version.verdict is None:

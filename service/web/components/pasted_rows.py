@@ -82,7 +82,7 @@ def _has_words(text: str) -> bool:
 def _numbers(text: str, row: int) -> list[float]:
     found = []
     if _EMPTY.search(text.strip()):
-        raise Invalid("empty_number", f"row {row}: there is nothing between two commas")
+        raise Invalid("empty_number", f"row {row}: a value between two commas is missing")
     for word in filter(None, _BETWEEN.split(text)):
         try:
             if "_" in word:

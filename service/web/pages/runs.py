@@ -1,6 +1,6 @@
 """The pages of training runs, drawn by a script with data from the API.
 
-The charts are those of ``calibrators.charts``, drawn in the browser by the libraries that
+The charts come from ``calibrators.charts`` and are drawn in the browser by the libraries that
 vl-convert bundles.
 """
 

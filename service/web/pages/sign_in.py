@@ -69,7 +69,7 @@ def sign_out(request: Request, joined: Joined) -> Response:
 
 
 def local(path: str) -> str:
-    r"""Return a path if it is local, else that of the home page.
+    r"""Return a path if it is local, else the path of the home page.
 
     >>> local("/jobs?page=2"), local("//elsewhere.example"), local("/\\elsewhere"), local("jobs")
     ('/jobs?page=2', '/', '/', '/')

@@ -131,7 +131,7 @@ def read_tags(text: str) -> dict[str, str]:
 
 
 def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
-    """Return messages and codes of warnings; those of registered maps are untrusted."""
+    """Return messages and codes of warnings; warnings of registered maps are untrusted."""
     judging = {} if report is None else report.fit
     sources = [
         (version.fit_info.get("warnings"), ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +140,28 @@ def test_sweep_stops_before_the_accuracies_fall() -> None:
     assert 1 < bins < 12
     assert ece_sweep(top) == pytest.approx(ada_ece(top, bins=bins))
     assert ece_sweep(top) != pytest.approx(ada_ece(top, bins=bins + 1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sweep_over_equal_width_is_the_loop_of_the_paper(seed: int) -> None:
+    """Add bins (i/M, (i + 1)/M] while the accuracies of those with rows do not fall."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.beta(4, 1.5, size=400)
+    if seed % 2:
+        confidence = confidence.round(2)  # many on the edges
+    correct = rng.random(400) < confidence**3
+    bins, error = 0, np.nan
+    while True:
+        bins += 1
+        edges = np.arange(bins + 1) / bins
+        place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+        masks = [place == one for one in range(bins) if (place == one).any()]
+        accuracy = [correct[mask].mean() for mask in masks]
+        if any(high < low for low, high in pairwise(accuracy)):
+            break
+        error = sum(abs((correct - confidence)[mask].sum()) for mask in masks) / 400
+    assert ece_sweep(TopLabel(confidence, correct), binning="width") == pytest.approx(error)
+    assert bins > 3
 
 
 def test_sweep_keeps_to_its_limit_when_nothing_falls() -> None:

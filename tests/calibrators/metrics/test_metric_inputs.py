@@ -122,6 +122,11 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
         (lambda: metrics.classwise_ece(GOOD, LABELS, bins=0), "bins must be"),
         (lambda: metrics.ece_debiased(GOOD, LABELS, bins=0), "bins must be"),
         (lambda: metrics.ece_sweep(GOOD, LABELS, max_bins=0), "max_bins must be"),
+        (
+            lambda: metrics.ece_sweep(GOOD, LABELS, binning="size"),
+            "binning must be 'mass' or 'width', got 'size'",
+        ),
+        (lambda: metrics.smce(GOOD, LABELS, cells=0), "cells must be"),
         (lambda: metrics.equal_mass([0.5], [True], bins=0), "bins must be"),
         (lambda: metrics.top_k_error(GOOD, LABELS, k=0), "k must be an integer of at least 1"),
         (lambda: metrics.kde_ece(GOOD, LABELS, bandwidth=0.0), "bandwidth must be positive"),
@@ -200,7 +205,7 @@ def test_everything_public_is_in_the_package() -> None:
 
 def test_every_metric_of_a_report_is_a_public_function() -> None:
     records = list(all_metrics().values())
-    assert all(one.function in BY_PROBABILITIES for one in records)
+    assert all(one.function in [*BY_PROBABILITIES, metrics.ood_auroc] for one in records)
     assert len({one.title for one in records}) == len({one.position for one in records})
     assert len(instances_of(metrics, Metric)) == len(records)
 
@@ -208,5 +213,28 @@ def test_every_metric_of_a_report_is_a_public_function() -> None:
 def test_a_report_measures_what_the_functions_do(sample) -> None:
     probabilities, labels = sample(500, classes=6)
     report = evaluate(probabilities, labels, draws=20)
-    for name, metric in all_metrics().items():
-        assert report.metrics[name] == pytest.approx(metric.function(probabilities, labels))
+    assert set(report.metrics) == set(all_metrics()) - {"ood_auroc"}
+    for name, value in report.metrics.items():
+        assert value == pytest.approx(all_metrics()[name].function(probabilities, labels))
+
+
+def test_a_report_has_the_auroc_of_rows_from_elsewhere_if_they_are_given(sample) -> None:
+    probabilities, labels = sample(500, classes=6)
+    elsewhere = np.full((200, 6), 1 / 6) * 0.5 + 0.5 * sample(200, classes=6)[0]
+    sharp = probabilities**2 / (probabilities**2).sum(axis=1, keepdims=True)
+    outside = elsewhere**2 / (elsewhere**2).sum(axis=1, keepdims=True)
+    report = evaluate(
+        probabilities, labels, before=sharp, ood=elsewhere, ood_before=outside, draws=20
+    )
+    after = metrics.ood_auroc(probabilities, elsewhere)
+    assert after > 0.7
+    assert report.metrics["ood_auroc"] == pytest.approx(after)
+    assert report.before.metrics["ood_auroc"] == pytest.approx(metrics.ood_auroc(sharp, outside))
+    assert "AUROC of out-of-distribution rows" in report.summary()
+    assert "ood_auroc" in report.to_frame().index
+
+
+@pytest.mark.parametrize("given", [{"ood": GOOD, "before": GOOD}, {"ood_before": GOOD}])
+def test_rows_from_elsewhere_are_needed_on_both_sides(given: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="ood_before must be given if both before and ood are"):
+        evaluate(GOOD, LABELS, draws=20, **given)

@@ -106,6 +106,27 @@ def test_smce_solves_a_larger_linear_program(sample) -> None:
         assert smce(case) == pytest.approx(linear_program(case), abs=5e-7)
 
 
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(tops, st.integers(1, 40))
+def test_smce_on_cells_is_within_half_a_cell(top: TopLabel, cells: int) -> None:
+    limit = np.abs(top.residual).mean() / (2 * cells)
+    assert abs(smce(top, cells=cells) - smce(top)) <= limit + 1e-12
+    assert smce(top, cells=top.confidence.size) == smce(top)
+
+
+def test_smce_on_cells_moves_each_confidence_to_the_middle(sample) -> None:
+    top = top_label(*sample(800, classes=3, sharpen=1.2))
+    cells = 20
+    middle = (np.floor(top.confidence * cells).clip(0, cells - 1) + 0.5) / cells
+    slope = np.bincount(np.unique(middle, return_inverse=True)[1], top.residual) / 800
+    steps = np.diff(np.unique(middle))
+    rise = sparse.eye(slope.size - 1, slope.size, k=1) - sparse.eye(slope.size - 1, slope.size)
+    sides = sparse.vstack([rise, -rise]).tocsr()
+    solved = linprog(-slope, sides, np.tile(steps, 2), bounds=(-1, 1))
+    assert smce(top, cells=cells) == pytest.approx(-solved.fun, abs=5e-7)
+    assert smce(top, cells=cells) != smce(top)
+
+
 def rising(u: np.ndarray) -> np.ndarray:
     """A reference density with kappa = 3."""
     return 0.5 + u

@@ -88,7 +88,7 @@ def test_other_names_need_to_be_told_what_they_are(tmp_path):
         assert inspect(path, Format.CSV, kind, LIMITS).kind == kind
     assert load(path, Format.CSV, "probabilities").kind == "probabilities"
     path.write_bytes(csv(LOGITS, LABELS))
-    with pytest.raises(Invalid, match="kind is probabilities but the dataset holds logits"):
+    with pytest.raises(Invalid, match="kind is probabilities but the dataset contains logits"):
         inspect(path, Format.CSV, "probabilities", LIMITS)
 
 

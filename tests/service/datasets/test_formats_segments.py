@@ -365,7 +365,7 @@ def test_csv_has_one_column_of_segments():
         body = with_column(csv(LOGITS, LABELS), column, NAMES)
         assert read(Format.CSV, body).declared == "logits"
     both = with_column(with_column(csv(LOGITS, LABELS), "segment", NAMES), "segments", NAMES)
-    with pytest.raises(Invalid, match="two columns name segments") as caught:
+    with pytest.raises(Invalid, match="two columns contain segments") as caught:
         read(Format.CSV, both)
     assert caught.value.code == "bad_columns"
     with pytest.raises(Malformed) as caught:

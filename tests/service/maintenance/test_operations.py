@@ -48,6 +48,7 @@ def test_metrics_count_requests_fits_and_maps(client):
     assert f'calibrd_requests_total{{method="GET",{route},status="200"}} 3.0' in text
     assert 'calibrd_fits{queue="fit.cpu",status="succeeded"}' in text
     assert "calibrd_queue_depth" in text
+    assert "calibrd_database_readable 1.0" in text
     assert "calibrd_waiting_statistics 0.0" in text
     assert "calibrd_fit_seconds_total" in text
     assert "calibrd_map_cache_lookups_total" in text

@@ -100,7 +100,7 @@ def test_the_preview_shows_the_figures_with_intervals(client: Local) -> None:
     assert "worse" in row_of(page, "accuracy")
     for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins"):
         assert "[" in row_of(page, title)
-    assert "AUROC of right against wrong" in words
+    assert "AUROC of correct vs. wrong" in words
     assert 'name="force" value="yes" required' in page
     assert "is less accurate than version 1" in words
 

@@ -21,18 +21,12 @@ from calibrators.adafocal import BinStatistics
 from calibrators.adafocal.statistics import EXACT_ROWS
 from service.access.permissions import Principal, Scope
 from service.errors import Unavailable
-from service.runs.decisions import (
-    RELEASED_AT_ONCE,
-    advance,
-    decide_due,
-    release_merged,
-)
-from service.runs.repository import AT_ONCE, SessionKey
-from service.runs.service import SentStatistics
+from service.runs.repository import AT_ONCE
+from service.runs.service import RELEASED_AT_ONCE, SentStatistics, advance
 from service.runs.sessions import Opening, open_session
-from service.runs.watcher import RunWatcher
+from service.runs.watcher import RunWatcher, decide_due, release_merged
 from service.storage.database import Database
-from service.storage.records import RunSession, RunStep
+from service.storage.records import RunSession, RunStep, SessionKey
 from service.storage.run_tables import run_statistics, run_steps
 
 pytestmark = pytest.mark.both_backends

@@ -135,7 +135,7 @@ def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
     with embedded.read() as store:
         newest = store.runs.sessions(run, 1)[0]
         shown = store.run_history.page(run, 50, 100, None)
-        last = store.run_history.last_on_line(run, newest.base_step)
+        last = store.run_history.last_in_history(run, newest.base_step)
     assert [one.step.step for one in shown] == list(range(101, 151))
     assert last is not None
     assert last.step == newest.base_step == 599
@@ -143,7 +143,7 @@ def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
     def look() -> None:
         with embedded.read() as store:
             store.run_history.page(run, 50, None, None)
-            store.run_history.last_on_line(run, 600)
+            store.run_history.last_in_history(run, 600)
 
     assert operations(embedded, look) < 600 * 100
 

@@ -24,9 +24,9 @@ from sqlalchemy import event, select, update
 from structlog.testing import capture_logs
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
-from service.runs import decisions
-from service.runs.decisions import decide_due
+from service.runs import service
 from service.runs.repository import AT_ONCE
+from service.runs.watcher import decide_due
 from service.storage.run_tables import run_sessions, run_statistics
 
 pytestmark = pytest.mark.both_backends
@@ -156,7 +156,7 @@ def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: L
 def test_many_steps_that_waited_for_the_first_are_decided_in_turns(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(service, "MAX_AT_ONCE", 3)
     open_run(tenant, "watch", kind="monitor", session="a")
     for step in range(2, 9):
         assert good(post(tenant, "watch", "a", step, seen(1)))["status"] == "waiting"

@@ -73,6 +73,7 @@ MIGRATION_HASHES = {
     "0013": "6d49d3e47fada51d72fbad0affb84bcff7d872035da9ab5303653501445f7e78",
     "0014": "acb4b0772fffa3781f6ffdf89cefbaf5b76ae365e8d6a62c8248265a568ab591",
     "0015": "1f6d5fbfd2cbbf648bdcaf1b1a910f39d2137b04db3a1ed1fcf7bf30d63e0c38",
+    "0016": "9a6e14a3efb288bfcffe084c790c92ea9c2dcec421441df0bbcda7acd14c5ffa",
 }
 
 
@@ -239,7 +240,7 @@ CHANGES = {
     "the table run_sessions lacks the column merge_timeout": (
         "ALTER TABLE run_sessions DROP COLUMN merge_timeout"
     ),
-    "the table fits lacks the index ix_fits_status": "DROP INDEX ix_fits_status",
+    "the table fits lacks the index ix_fits_lost": "DROP INDEX ix_fits_lost",
     "the table chores is missing": "DROP TABLE chores",
     "the table chores has a column extra that must be filled": None,
 }
@@ -283,7 +284,7 @@ def test_what_others_add_to_a_database_does_no_harm(backend: Backend, tmp_path: 
 def test_serve_tells_of_a_schema_that_differs(tmp_path: Path) -> None:
     settings = Embedded().settings(tmp_path)
     database = Database(Settings(**settings).database)
-    execute(database, "DROP INDEX ix_fits_status")
+    execute(database, "DROP INDEX ix_fits_lost")
     database.close()
     command_line = [sys.executable, "-m", "service", "serve", "--port", "0", "--workers", "0"]
     done = subprocess.run(
@@ -295,5 +296,5 @@ def test_serve_tells_of_a_schema_that_differs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert "lacks the index ix_fits_status" in done.stderr
+    assert "lacks the index ix_fits_lost" in done.stderr
     assert "Traceback" not in done.stderr

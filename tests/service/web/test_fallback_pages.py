@@ -18,7 +18,7 @@ from calibrators.methods.vector import VectorScaling
 from calibrators.report import html_page
 from calibrd.models import Version, read
 
-SAID = "vector fell back to temperature scaling: every prediction on the fit set is right"
+SAID = "vector fell back to temperature scaling: every prediction on the fit set is correct"
 
 
 def hopeless() -> Judged:

@@ -109,7 +109,7 @@ def test_what_takes_no_segments_needs_force_where_they_were_taken(local):
     refused = move(local, 1)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
     assert (
-        "takes no segments, which callers of 'production' may be sending"
+        "takes no segments, but callers of 'production' may be sending them"
         in refused.json()["detail"]
     )
     assert move(local, 1, force=True, reason="nobody sends any").status_code == 200
