@@ -30,6 +30,7 @@ MAPS: dict[str, Calibrator] = {
     "none": Identity(),
     "TS": TemperatureScaling(),
     "TS by ECE": TemperatureScaling(objective="ece"),
+    "TS by AdaECE": TemperatureScaling(objective="ada_ece", grid="tenths"),
     "SMART": Smart(),
     "MetaMis": MetaCal(),
     "MetaAcc": MetaCal(constraint="accuracy"),

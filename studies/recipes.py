@@ -49,6 +49,7 @@ MAPS = {
     "none": "Before any map",
     "TS": "After temperature scaling by NLL",
     "TS by ECE": "After temperature scaling by ECE",
+    "TS by AdaECE": "After temperature scaling by AdaECE, in tenths",
     "SMART": "After SMART",
     "MetaMis": "After MetaCal, miscoverage 5 %",
     "MetaAcc": "After MetaCal, accuracy",
