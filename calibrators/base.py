@@ -60,8 +60,9 @@ class CalibrationMap(ABC):
     is refused. ``fit_info`` is plain JSON: how the fit went, with its warnings. ``keeps_class``
     says whether the predicted class always keeps the largest probability; on a map class it is None
     if that depends on the map. ``has_segments`` says whether the map takes segments,
-    ``has_interval`` whether it has a credible band. ``complexity`` ranks methods by the size of
-    their maps: of two that tie, the lower one is recommended. ``floor``, ``rounding``, ``ratio``
+    ``has_features`` whether it needs features, ``has_interval`` whether it has a credible band.
+    ``complexity`` ranks methods by the size of their maps: of two that tie, the lower one is
+    recommended. ``floor``, ``rounding``, ``ratio``
     and ``kept`` say what zeros among probabilities stand for (see calibrators.rounding.Zeros),
     which cannot be inferred from a single row.
     """
@@ -69,6 +70,7 @@ class CalibrationMap(ABC):
     method: ClassVar[str]
     keeps_class: ClassVar[bool | None]
     has_segments: ClassVar[bool] = False
+    has_features: ClassVar[bool] = False
     has_interval: ClassVar[bool] = False
     complexity: ClassVar[float] = math.inf
 
@@ -104,37 +106,55 @@ class CalibrationMap(ABC):
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    def apply(self, values: ArrayLike, segments: ArrayLike | Segments | None = None) -> Floats:
+    def apply(
+        self,
+        values: ArrayLike,
+        segments: ArrayLike | Segments | None = None,
+        features: ArrayLike | None = None,
+    ) -> Floats:
         """Return calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
 
         float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        returns (n, 2). ``segments`` (n,) names the segment of each row, for a map with segments.
-        Warns if 20 or more rows of logits all look like probabilities.
+        returns (n, 2). ``segments`` (n,) names the segment of each row, for a map with segments;
+        ``features`` (n, d) are those of each row, for a map with features, which needs them. Warns
+        if 20 or more rows of logits all look like probabilities.
         """
         logits = self._logits_of(values)
         if self.kind == "logits" and len(logits) >= ROWS_TO_JUDGE:
             warn_if_probabilities(logits, stacklevel=3)
-        return self.apply_logits(logits, segments)
+        return self.apply_logits(logits, segments, features)
 
-    def apply_logits(self, logits: Floats, segments: ArrayLike | Segments | None = None) -> Floats:
+    def apply_logits(
+        self,
+        logits: Floats,
+        segments: ArrayLike | Segments | None = None,
+        features: ArrayLike | None = None,
+    ) -> Floats:
         """Return calibrated probabilities (n, k) of logits from ``read``."""
-        if segments is None:
+        if segments is None and features is None:
             return self._apply(logits)
-        named = Segments.of(segments, rows=len(logits), most=None)
-        scales = self._segment_scales(named, logits.dtype)
-        return self._softmax(self._transform(logits), scales)
+        scales = None
+        if segments is not None:
+            named = Segments.of(segments, rows=len(logits), most=None)
+            scales = self._segment_scales(named, logits.dtype)
+        return self._softmax(self._transform_with(logits, features), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
         """Return calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
-    def transform(self, values: ArrayLike, segments: ArrayLike | None = None) -> Floats:
+    def transform(
+        self,
+        values: ArrayLike,
+        segments: ArrayLike | None = None,
+        features: ArrayLike | None = None,
+    ) -> Floats:
         """Return calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
-        logits = self._logits_of(values)
+        transformed = self._transform_with(logits := self._logits_of(values), features)
         if segments is None:
-            return self._transform(logits)
+            return transformed
         scales = self._segment_scales(Segments.of(segments, rows=len(logits), most=None))
-        return scaled_logits(self._transform(logits), scales)
+        return scaled_logits(transformed, scales)
 
     def interval(self, values: ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
@@ -167,6 +187,11 @@ class CalibrationMap(ABC):
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
         """Return the band of a map with ``has_interval``."""
         raise DataError("no_interval", f"{self.method!r} has no interval")
+
+    @property
+    def feature_count(self) -> int:
+        """Number of features of a row; 0 for a map that takes none."""
+        return 0
 
     @property
     def row_cost(self) -> int:
@@ -241,6 +266,15 @@ class CalibrationMap(ABC):
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
         """Return the calibrated logits of ``logits`` (n, k), whose shape has been checked."""
+
+    def _transform_with(self, logits: Floats, features: ArrayLike | None) -> Floats:
+        """Return the calibrated logits of rows with these features, if any."""
+        if features is not None:
+            raise DataError(
+                "no_features",
+                f"this map of the method {self.method!r} takes no features: leave them out",
+            )
+        return self._transform(logits)
 
     def _apply(self, logits: Floats) -> Floats:
         return self._softmax(self._transform(logits))
@@ -321,6 +355,8 @@ class Calibrator(ABC):
     needs_segments: ClassVar[bool] = False
     for_comparison: ClassVar[bool] = False
     """Whether the method is there to reproduce papers: `auto` tries it only if it is named."""
+    needs_features: ClassVar[bool] = False
+    needs_head: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25
     numbers_a_row: ClassVar[float] = 4.0
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -332,6 +368,20 @@ class Calibrator(ABC):
     def method_needing_segments(self) -> str | None:
         """The method for which a fit with these parameters needs the segment of each row."""
         return self.name if self.needs_segments else None
+
+    @property
+    def method_needing_features(self) -> str | None:
+        """The method for which a fit with these parameters needs the features of each row."""
+        return self.name if self.needs_features else None
+
+    @property
+    def method_needing_head(self) -> str | None:
+        """The method for which a fit with these parameters needs the classification head."""
+        return self.name if self.needs_head else None
+
+    def feature_bytes(self, n: int, d: int) -> int:
+        """Estimate what a fit on n rows of d features takes in addition to ``memory_bytes``."""
+        return 0
 
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory of a fit on n rows of k classes, in bytes.
@@ -375,6 +425,7 @@ class Calibrator(ABC):
                 f"the method {self.method_needing_segments!r} needs the segment of each row: "
                 "create the set with CalibrationSet(logits, labels, segments)",
             )
+        self._check_features(data)
         fitted = replace(self._fit(data, context), **data.zeros._asdict())
         info: dict[str, Any] = {"rows": data.n, "warnings": context.warnings}
         if data.clipped is not None:
@@ -386,7 +437,24 @@ class Calibrator(ABC):
                 "normalised_rows": data.clipped.normalised,
                 **data.zeros._asdict(),
             }
+        if fitted.has_features:
+            info["features"] = fitted.feature_count
         return fitted.with_info(**info)
+
+    def _check_features(self, data: CalibrationSet) -> None:
+        """Raise if the recipe needs features or a head that the set does not have."""
+        if self.method_needing_features and data.features is None:
+            raise FitError(
+                "missing_features",
+                f"the method {self.method_needing_features!r} needs the features of each row: "
+                "create the set with CalibrationSet(logits, labels, features=features)",
+            )
+        if self.method_needing_head and (data.features is None or data.features.head is None):
+            raise FitError(
+                "missing_head",
+                f"the method {self.method_needing_head!r} needs the classification head: create "
+                "the set with CalibrationSet(..., features=features, head=(weight, bias))",
+            )
 
     @abstractmethod
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap: ...

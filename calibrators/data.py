@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -20,11 +21,13 @@ from calibrators.arrays import (
 )
 from calibrators.cut_lists import find_cut
 from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
+from calibrators.features import Features, Head, checked_features
 from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.rounding import Zeros, step_of
 from calibrators.segments import Segments
 
 Kind = Literal["logits", "probabilities"]
+HeadLike = Head | tuple[ArrayLike, ArrayLike | None] | None
 
 SUM_TOLERANCE = 1e-3
 EXACT = Zeros()
@@ -83,7 +86,8 @@ class CalibrationSet:
     column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
     :meth:`from_probabilities` for probabilities; the kind is never guessed. ``-inf``
     logits are legal except on a label. The logits are shared, not copied, and never modified.
-    ``segments`` (n,), if given, names the segment that each row belongs to.
+    ``segments`` (n,), if given, names the segment that each row belongs to. ``features`` (n, d), if
+    given, are the input of the model's last layer, and ``head`` is that layer's (weight, bias).
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -98,15 +102,22 @@ class CalibrationSet:
     row_max: Floats = field(init=False, repr=False)
     kind: Kind = field(default="logits", init=False)
     segments: Segments | None = field(default=None, init=False)
+    features: Features | None = field(default=None, init=False, repr=False)
     zeros: Zeros = field(default=EXACT, init=False, repr=False)
     clipped: Clipped | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
 
     def __init__(
-        self, logits: ArrayLike, labels: ArrayLike, segments: ArrayLike | Segments | None = None
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        segments: ArrayLike | Segments | None = None,
+        features: ArrayLike | Features | None = None,
+        head: HeadLike = None,
     ) -> None:
         array = as_floats(logits, "logits")
         self._check_in(as_logits(array), labels, segments, "logits")
+        self._check_features_in(features, head)
         warn_if_probabilities(array, stacklevel=3)
 
     @classmethod
@@ -115,6 +126,8 @@ class CalibrationSet:
         probabilities: ArrayLike,
         labels: ArrayLike,
         segments: ArrayLike | Segments | None = None,
+        features: ArrayLike | Features | None = None,
+        head: HeadLike = None,
         *,
         rounding: float | None = None,
         warn: bool = True,
@@ -144,6 +157,7 @@ class CalibrationSet:
         logits, clipped = _filled_logs(array, zeros, off)
         new._check_in(logits, checked, segments, "probabilities", clipped)
         object.__setattr__(new, "source", Source(array))
+        new._check_features_in(features, head)
         if warn:
             warn_if_clipped(clipped, stacklevel=3)
         return new
@@ -167,6 +181,12 @@ class CalibrationSet:
             if clipped.raised or clipped.normalised:
                 object.__setattr__(self, "clipped", clipped)
 
+    def _check_features_in(self, features: ArrayLike | Features | None, head: HeadLike) -> None:
+        checked = None
+        if features is not None or head is not None:
+            checked = checked_features(features, head, rows=self.n, classes=self.k)
+        object.__setattr__(self, "features", checked)
+
     def _set(
         self,
         logits: Floats,
@@ -182,6 +202,7 @@ class CalibrationSet:
             object.__setattr__(self, name, view)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "features", None)
         object.__setattr__(self, "zeros", zeros)
         object.__setattr__(self, "clipped", None)
         object.__setattr__(self, "source", None)
@@ -201,13 +222,24 @@ class CalibrationSet:
         """Largest logit of each row minus the logit of its label (n,)."""
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
+    def with_logits(self, logits: Floats) -> CalibrationSet:
+        """Return the same labels with other logits (n, k), whose rows are checked."""
+        new = CalibrationSet.__new__(CalibrationSet)
+        new._check_in(logits, self.labels, None, self.kind)
+        return new
+
     def with_segments(self, segments: ArrayLike) -> CalibrationSet:
         """Return the same rows with ``segments`` as their segments."""
-        new = CalibrationSet.__new__(CalibrationSet)
-        named = Segments.of(segments, rows=self.n)
-        new._set(self.logits, self.labels, self.row_max, self.kind, named, self.zeros)
-        object.__setattr__(new, "clipped", self.clipped)
-        object.__setattr__(new, "source", self.source)
+        new = copy(self)
+        object.__setattr__(new, "segments", Segments.of(segments, rows=self.n))
+        return new
+
+    def with_features(
+        self, features: ArrayLike | Features | None, head: HeadLike = None
+    ) -> CalibrationSet:
+        """Return the same rows with ``features``, or without features if they are None."""
+        new = copy(self)
+        new._check_features_in(features, head)
         return new
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
@@ -219,6 +251,8 @@ class CalibrationSet:
         segments = None if self.segments is None else self.segments.take(rows)
         row_max = self.row_max[rows]
         taken._set(self.logits[rows], labels, row_max, self.kind, segments, self.zeros)
+        if self.features is not None:
+            object.__setattr__(taken, "features", self.features.take(rows))
         if self.source is not None:
             chosen = np.arange(self.n)[rows]
             object.__setattr__(taken, "source", self.source.take(chosen))

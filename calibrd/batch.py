@@ -59,7 +59,8 @@ class BatchApply:
     This is the batch format of Ray Data's ``map_batches(..., batch_format="numpy")``. ``columns``
     names one column of lists or several columns of numbers; the default is ``logits``, or
     ``probabilities`` for a map fitted on probabilities. ``segments`` is the column with the segment
-    of each row, for a map that has segments. The result is the column ``output`` or, with
+    of each row, for a map that has segments, ``features`` the one with the features of each row,
+    for a map that needs them. The result is the column ``output`` or, with
     ``one_column_each``, columns such as ``probabilities_0``; ``predictions`` adds the columns
     ``prediction`` and ``confidence``. Existing columns are never replaced.
     """
@@ -71,6 +72,7 @@ class BatchApply:
     predictions: bool = False
     one_column_each: bool = False
     segments: str | None = None
+    features: str | None = None
 
     def __post_init__(self) -> None:
         if self.columns is not None and not isinstance(self.columns, str):
@@ -89,14 +91,17 @@ class BatchApply:
         else:
             values = np.column_stack([as_array(batch[one], one) for one in columns])
         names = None if self.segments is None else as_segments(batch[self.segments])
-        added = self.added(self.probabilities(values, names))
+        features = None if self.features is None else as_array(batch[self.features], self.features)
+        added = self.added(self.probabilities(values, names, features))
         check_names_free(added, batch)
         return {**batch, **added}
 
-    def probabilities(self, values: Array, segments: Array | None = None) -> Array:
+    def probabilities(
+        self, values: Array, segments: Array | None = None, features: Array | None = None
+    ) -> Array:
         """Return the calibrated probabilities of ``values``."""
         typed = values if self.dtype is None else values.astype(self.dtype)
-        return self.fitted.apply(typed, segments)
+        return self.fitted.apply(typed, segments, features)
 
     def added(self, found: Array) -> dict[str, Array]:
         """Return the columns to add for the probabilities ``found``."""
@@ -138,7 +143,8 @@ def apply_file(
     the probabilities are written. The remaining options are the same as for BatchApply;
     ``predictions`` and ``one_column_each`` need a table, and ``output`` has no effect on an npy
     file. The segments are read from the array or column that ``segments`` names, by default
-    ``segments`` or ``segment`` if present. The target appears only when it is complete, and
+    ``segments`` or ``segment`` if present, and the features of a map that needs them from the array
+    ``features`` of an npz. The target appears only when it is complete, and
     replaces an existing file only with ``force``.
     """
     start, end = Path(source), Path(target)
@@ -162,7 +168,9 @@ def apply_file(
         is_used = segments is not None or steady.has_segments
         return segments_among(start, names, segments) if is_used else None
 
-    with open_source(start, steady.kind, chosen, find_segments) as opened:
+    with open_source(
+        start, steady.kind, chosen, find_segments, with_features=steady.has_features
+    ) as opened:
         if not opened.rows:
             raise DataError("empty", f"{start} holds no rows")
         kept = opened.columns_to_copy(end, drop_inputs=drop_inputs)
@@ -173,7 +181,7 @@ def apply_file(
         ):
             for block in opened.blocks:
                 with locate_errors(start, done):
-                    found = apply.probabilities(block.values, block.segments)
+                    found = apply.probabilities(block.values, block.segments, block.features)
                 if isinstance(steady, SegmentedMap) and block.segments is not None:
                     in_segments += steady.known_rows(Segments.of(block.segments, most=None))
                 added = apply.added(found)

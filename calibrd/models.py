@@ -28,7 +28,11 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Stored logits or probabilities with labels; ``segments`` is the number of segments."""
+    """Stored logits or probabilities with labels.
+
+    ``segments`` is the number of segments, ``features`` the number of features of a row;
+    ``has_head`` says whether the classification head is stored too.
+    """
 
     id: Id
     status: str
@@ -41,6 +45,8 @@ class Dataset:
     expires_at: datetime | None
     created_at: datetime | None
     segments: int | None = None
+    features: int | None = None
+    has_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,7 +241,8 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    A method that ``needs_segments`` is fitted on rows with segments.
+    A method that ``needs_segments`` is fitted on rows with segments, one that ``needs_features``
+    on rows with features, one that ``needs_head`` also on the classification head.
     """
 
     name: str
@@ -245,6 +252,8 @@ class Method:
     keeps_class: bool | None
     needs_segments: bool
     parameters: dict[str, Any]
+    needs_features: bool = False
+    needs_head: bool = False
 
 
 @dataclass(frozen=True)

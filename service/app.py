@@ -206,24 +206,34 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _keep_fresh(parts: Parts) -> None:
-    """Pick up changes made by other processes, on a dedicated thread that uploads cannot block."""
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    """Pick up changes made by other processes, on dedicated threads that nothing else blocks.
+
+    Keys have one of their own: a revoked key must not wait for maps to be loaded.
+    """
+    loop = asyncio.get_running_loop()
+    refreshes = (parts.refresh_keys_if_possible, parts.refresh_maps_if_possible)
+    changes = [asyncio.Event() for _ in refreshes]
 
     def wake_refresh() -> None:
-        loop.call_soon_threadsafe(changed.set)
+        for changed in changes:
+            loop.call_soon_threadsafe(changed.set)
 
     def wake_watcher() -> None:
         loop.call_soon_threadsafe(parts.watcher.wake)
 
     calls = {CHANGES: wake_refresh, FITS_DONE: wake_watcher}
     listener = NotificationListener(parts.database.unlimited, calls)
-    with ThreadPoolExecutor(1, thread_name_prefix="refresh") as thread, listener:
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), parts.settings.refresh_seconds)
-            changed.clear()
-            await loop.run_in_executor(thread, parts.refresh_if_possible)
-            await asyncio.sleep(MIN_PAUSE)
+    with ThreadPoolExecutor(len(refreshes), thread_name_prefix="refresh") as threads, listener:
+
+        async def repeat(refresh: Callable[[], None], changed: asyncio.Event) -> None:
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), parts.settings.refresh_seconds)
+                changed.clear()
+                await loop.run_in_executor(threads, refresh)
+                await asyncio.sleep(MIN_PAUSE)
+
+        await asyncio.gather(*map(repeat, refreshes, changes))
 
 
 def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:

@@ -62,13 +62,13 @@ class Parts:
         self.keys.refresh()
         self.maps.refresh()
 
-    def refresh_if_possible(self) -> None:
-        """Refresh; if the database is unavailable, keep the cached state until the next refresh."""
-        _if_possible(self.refresh)
-
     def refresh_keys_if_possible(self) -> None:
-        """Refresh only the keys, after one of them has changed."""
+        """Reload changed keys; if the database is unavailable, keep them until the next refresh."""
         _if_possible(self.keys.refresh)
+
+    def refresh_maps_if_possible(self) -> None:
+        """Follow the aliases that have moved, unless the database is unavailable."""
+        _if_possible(self.maps.refresh)
 
     def follow_if_possible(self, caller: Principal, name: str, alias: Alias) -> None:
         """Serve the version that a moved alias points at; other aliases are not refreshed."""

@@ -91,6 +91,8 @@ def fit_and_judge(
             f"got {type(recipe).__name__} and {type(data).__name__}",
         )
     _check_held_out(held_out, evaluation)
+    if not recipe.method_needing_features:  # parts of the data would copy them
+        data = data.with_features(None)
     job = _Job(recipe, device, progress, cancel)
     if evaluation is not None:
         _check_alike(data, evaluation)
@@ -100,6 +102,7 @@ def fit_and_judge(
                 "evaluation must name the segment of each row, "
                 f"which {recipe.method_needing_segments!r} needs",
             )
+        _check_features_alike(recipe, data, evaluation)
         fitted = job.fit(data, 0.0, 1.0)
         if evaluation.segments is not None:
             job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.segments))
@@ -123,14 +126,18 @@ def memory_bytes(
     n: int,
     k: int,
     *,
+    features: int = 0,
+    feature_size: int = 8,
     evaluation: int | None = None,
     held_out: float | None = None,
 ) -> int:
     """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, including the data.
 
-    ``evaluation`` is the number of rows of an evaluation set, ``held_out`` as in ``fit_and_judge``.
-    The estimate covers the data, the rows of the judged fit and, for each judged row, its
-    probabilities before and after calibration and what the report keeps.
+    ``features`` is the number of features of a row, ``feature_size`` the bytes of one; methods that
+    need none leave them out. ``evaluation`` is the number of rows of an evaluation set,
+    ``held_out`` as in ``fit_and_judge``. The estimate covers the data, the rows of the judged fit
+    and, for each judged row, its probabilities before and after calibration and what the report
+    keeps.
     """
     share = HELD_OUT if held_out is None else held_out
     if held_out is None and n < HELD_OUT_FROM:
@@ -139,7 +146,11 @@ def memory_bytes(
         numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
     else:
         numbers = n * k + evaluation * (3.5 * k + ROW_NUMBERS)
-    return recipe.memory_bytes(n, k) + int(8 * (numbers + 2 * n))
+    needed = recipe.memory_bytes(n, k) + int(8 * (numbers + 2 * n))
+    if features and recipe.method_needing_features:
+        rows = n * 2 if evaluation is None else n + evaluation
+        needed += recipe.feature_bytes(n, features) + feature_size * rows * features
+    return needed
 
 
 def _held_out(
@@ -201,6 +212,20 @@ def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
             "evaluation_differs",
             f"evaluation must hold {data.kind} of {data.k} classes like the data, "
             f"got {evaluation.kind} of {evaluation.k}",
+        )
+
+
+def _check_features_alike(
+    recipe: Calibrator, data: CalibrationSet, evaluation: CalibrationSet
+) -> None:
+    if not recipe.method_needing_features or data.features is None:
+        return
+    got = 0 if evaluation.features is None else evaluation.features.width
+    if got != data.features.width:
+        raise DataError(
+            "evaluation_differs",
+            f"evaluation must have {data.features.width} features in each row like the data, which "
+            f"{recipe.method_needing_features!r} needs, got {got or 'none'}",
         )
 
 

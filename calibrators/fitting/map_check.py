@@ -13,6 +13,7 @@ from calibrators.numerics.parallel import Floats
 
 ROWS_AT_ONCE = 1 << 20
 SUM_TOLERANCE = 1e-3
+FEATURE_SCALES = (0.0, 1e-3, 1.0, 1e3)
 MARGINS = (1e-30, 1e-6, 1.0, 30.0, 1e4, 1e15)
 
 
@@ -20,7 +21,8 @@ def prove(fitted: CalibrationMap) -> None:
     """Raise a MapError unless every probability is finite and non-negative, and rows sum to 1.
 
     The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64; if it
-    has segments, it is also applied in the segments with the smallest and the largest scale.
+    has segments, it is also applied in the segments with the smallest and the largest scale; if it
+    needs features, with zeros and with random ones of several scales.
     """
     names = [None, *_extreme_segments(fitted)]
     for dtype in (np.float32, np.float64):
@@ -29,7 +31,8 @@ def prove(fitted: CalibrationMap) -> None:
             logits, _ = fitted.read(rows)
             for name in names:
                 segments = None if name is None else np.full(len(rows), name)
-                _check(fitted.apply_logits(logits, segments), done)
+                for features in _features(fitted, len(rows)):
+                    _check(fitted.apply_logits(logits, segments, features), done)
             done += len(rows)
 
 
@@ -40,6 +43,16 @@ def _extreme_segments(fitted: CalibrationMap) -> list[str]:
         return []
     scales = fitted.segment_scales(np.array(names))
     return [names[int(scales.argmin())], names[int(scales.argmax())]]
+
+
+def _features(fitted: CalibrationMap, rows: int) -> Iterator[Floats | None]:
+    """Yield features of ``rows`` rows at several scales, or None for a map without features."""
+    if not fitted.has_features:
+        yield None
+        return
+    drawn = np.random.default_rng(0).normal(size=(rows, fitted.feature_count)).astype(np.float32)
+    for scale in FEATURE_SCALES:
+        yield drawn * np.float32(scale)
 
 
 def _check(probabilities: Floats, first: int) -> None:

@@ -148,8 +148,8 @@ class SelectiveRiskLoss(Loss):
         if needed is not None and self.smoothing < needed:
             warnings.warn(
                 f"with smoothing {self.smoothing} the weight gradient can push correctly "
-                f"classified samples away from their label: use at least {needed:.3f} (score "
-                f"{self.score}, {classes} classes), or weight_gradient=False",
+                f"classified samples away from their label: use at least {needed:.3f} "
+                f"(score {self.score}, {classes} classes), or weight_gradient=False",
                 WrongWayGradients,
                 stacklevel=6,
             )

@@ -147,8 +147,19 @@ class Auto(Calibrator):
                 "bad_parameter",
                 f"Auto.candidates must name each method once, got {shown(twice)} more than once",
             )
-        changing = [name for name in all_methods() if keeps_class(name) is False]
+        methods = all_methods()
+        changing = [
+            name
+            for name in methods
+            if keeps_class(name) is False and not methods[name].needs_features
+        ]
         for name in self.candidates:
+            if name in methods and methods[name].needs_features:
+                raise ParameterError(
+                    "bad_parameter",
+                    f"Auto.candidates names {name!r}, which needs features: whether callers have "
+                    "to send them must not depend on which method wins, so fit it by itself",
+                )
             if name in changing and not self.allow_class_change:
                 raise ParameterError(
                     "bad_parameter",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap
 from calibrators.data import CalibrationSet
-from calibrators.errors import ParameterError
+from calibrators.errors import BoundarySolution, ParameterError
 from calibrators.export.onnx import DOUBLE, FLOAT, Builder
 from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature
@@ -157,6 +157,13 @@ class ClassTemperature(AfterTemperature):
         context: FitContext,
     ) -> ClassTemperatureMap:
         search = GreedySearch(x, data.labels, factors, self.bins)
+        start = int(search.chosen[0])
+        if start in (0, factors.size - 1):
+            context.warn(
+                BoundarySolution,
+                "the single temperature with the lowest ECE is at the end of the grid, "
+                f"{base.temperature * factors[start]:.3g}: the search starts there",
+            )
         value, sweeps = search.run(order, self.sweeps, context)
         return ClassTemperatureMap(
             k=data.k,

@@ -51,9 +51,10 @@ class SegmentedMap(CalibrationMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base.has_segments:
+        if self.base.has_segments or self.base.has_features:
             raise ParameterError(
-                "bad_parameter", "base must be a map without segments, got a 'segmented' map"
+                "bad_parameter",
+                f"base must be a map without segments and features, got a {self.base.method!r} map",
             )
         if (self.base.k, self.base.kind) != (self.k, self.kind):
             raise ParameterError(
@@ -183,10 +184,12 @@ class Segmented(Calibrator):
     def _base_recipe(self) -> Calibrator:
         from calibrators.registry import get_method, make_recipe
 
-        if get_method(self.base).needs_segments:
+        base = get_method(self.base)
+        if base.needs_segments or base.needs_features:
             raise ParameterError(
                 "bad_parameter",
-                f"Segmented.base must be a method that needs no segments, got {self.base!r}",
+                "Segmented.base must be a method that needs no segments and no features, "
+                f"got {self.base!r}",
             )
         return make_recipe(self.base, {}, seed=self.seed)
 

@@ -24,6 +24,8 @@ class DatasetCalls(ApiBase):
         *,
         kind: Kind = "logits",
         segments: Any = None,
+        features: Any = None,
+        head: Any = None,
         delete_after_fit: bool = False,
         days: float | None = None,
         progress: bool = True,
@@ -31,12 +33,15 @@ class DatasetCalls(ApiBase):
         """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
         ``segments`` holds the segment of each row, as strings or integers, for the method
-        "segmented". All may be lists, or arrays of numpy, torch, pandas, polars or pyarrow. They
-        are checked before anything is sent; bytes that the service already has are not sent again.
-        Large datasets are sent in parts, several at a time, and an interrupted upload resumes with
-        the missing parts.
+        "segmented"; ``features`` (n, d) the input of the model's last layer, for methods that need
+        it, and ``head`` that layer's ``(weight, bias)``. All may be lists, or arrays of numpy,
+        torch, pandas, polars or pyarrow. They are checked before anything is sent; bytes that the
+        service already has are not sent again. Large datasets are sent in parts, several at a time,
+        and an interrupted upload resumes with the missing parts.
         """
-        payload: Payload = yield Work(lambda: pack_dataset(logits, labels, kind, segments))
+        payload: Payload = yield Work(
+            lambda: pack_dataset(logits, labels, kind, segments, features, head)
+        )
         retention = Retention(delete_after_fit, days)
         return (yield from Upload(self, payload, retention, progress=progress).flow())
 

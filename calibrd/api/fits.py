@@ -43,6 +43,8 @@ class FitCalls(DatasetCalls, VersionCalls):
         model: str | None = None,
         kind: Kind = "logits",
         segments: Any = None,
+        features: Any = None,
+        head: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -55,9 +57,11 @@ class FitCalls(DatasetCalls, VersionCalls):
         """Fit a calibrator on the service and return the new version with its report.
 
         It is fitted on ``logits`` and ``labels`` (and ``segments``, the segment of each row, for
-        the method "segmented"), which are uploaded, or on an existing ``dataset``. ``model`` is the
-        fingerprint of the model that produced the logits. After ``timeout`` seconds WaitedTooLong
-        is raised; the fit continues, and ``wait`` waits for it.
+        the method "segmented"; ``features``, the input of the model's last layer, and ``head``,
+        that layer's ``(weight, bias)``, for methods that need them), which are uploaded, or on an
+        existing ``dataset``. ``model`` is the fingerprint of the model that produced the logits.
+        After ``timeout`` seconds WaitedTooLong is raised; the fit continues, and ``wait`` waits for
+        it.
         """
         fit = yield from FitCalls.start_fit.flow(
             self,
@@ -70,6 +74,8 @@ class FitCalls(DatasetCalls, VersionCalls):
             model=model,
             kind=kind,
             segments=segments,
+            features=features,
+            head=head,
             held_out=held_out,
             evaluation=evaluation,
             device=device,
@@ -95,6 +101,8 @@ class FitCalls(DatasetCalls, VersionCalls):
         model: str | None = None,
         kind: Kind = "logits",
         segments: Any = None,
+        features: Any = None,
+        head: Any = None,
         held_out: float | None = None,
         evaluation: str | Dataset | None = None,
         device: str = "auto",
@@ -109,10 +117,11 @@ class FitCalls(DatasetCalls, VersionCalls):
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
             raise TypeError("a fit takes either logits and labels or dataset=, not both")
-        if dataset is not None and (delete_after_fit or kind != "logits" or segments is not None):
+        more = any(one is not None for one in (segments, features, head))
+        if dataset is not None and (delete_after_fit or kind != "logits" or more):
             raise TypeError(
-                "delete_after_fit=, kind= and segments= cannot be combined with dataset=: they "
-                "apply to logits that this call uploads"
+                "delete_after_fit=, kind=, segments=, features= and head= cannot be combined with "
+                "dataset=: they apply to logits that this call uploads"
             )
         checked_name(name)
         evaluation_id = _id_of(evaluation, "evaluation")
@@ -123,6 +132,8 @@ class FitCalls(DatasetCalls, VersionCalls):
                 labels,
                 kind=kind,
                 segments=segments,
+                features=features,
+                head=head,
                 delete_after_fit=delete_after_fit,
                 progress=progress,
             )

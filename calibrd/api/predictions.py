@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from calibrators import DataError, Report
 from calibrators.data import Kind
 from calibrators.errors import UnknownSegments
+from calibrators.features import as_features
 from calibrators.segments import Segments
 from calibrd.api.base import ApiBase
 from calibrd.api.references import Reference
@@ -34,30 +35,44 @@ WIDEST = 2  # the response may have twice the bytes: float64, or two columns for
 
 
 class SentRows(NamedTuple):
-    """Rows to calibrate, with the names of their segments if there are any."""
+    """Rows to calibrate, with the names of their segments and their features, if any."""
 
     values: Array
     segments: Array | None
+    features: Array | None = None
 
     @property
     def row_bytes(self) -> int:
         """The bytes per row, in the request or the response."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
-        return width if self.segments is None else width + self.segments.itemsize
+        if self.segments is not None:
+            width += self.segments.itemsize
+        if self.features is not None:
+            width += self.features.itemsize * self.features.shape[1]
+        return width
 
     def block(self, rows: range) -> SentRows:
         """Return a range of the rows."""
         part = slice(rows.start, rows.stop)
-        return SentRows(self.values[part], None if self.segments is None else self.segments[part])
+        segments, features = (
+            None if one is None else one[part] for one in (self.segments, self.features)
+        )
+        return SentRows(self.values[part], segments, features)
 
     def has_rows(self, count: int) -> bool:
         """Return whether a response to these rows may have ``count`` rows."""
         return self.values.ndim == 1 or count == len(self.values)
 
+    @property
+    def media_type(self) -> str:
+        """The media type of ``content``."""
+        return NPY if self.segments is None and self.features is None else NPZ
+
     def content(self) -> bytes:
-        """Return the body of a request: npy, or npz with segments."""
-        if self.segments is not None:
-            payload = npz({"values": self.values, "segments": self.segments})
+        """Return the body of a request: npy, or npz with segments or features."""
+        if self.media_type == NPZ:
+            named = {"values": self.values, "segments": self.segments, "features": self.features}
+            payload = npz({name: one for name, one in named.items() if one is not None})
             return payload.read(0, payload.bytes)
         file = io.BytesIO()
         np.save(file, self.values, allow_pickle=False)
@@ -82,6 +97,7 @@ class PredictCalls(ApiBase):
         values: Any,
         *,
         segments: Any = None,
+        features: Any = None,
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
@@ -91,11 +107,12 @@ class PredictCalls(ApiBase):
         into one request, it holds one logit (or probability) per row, as for maps from ``load``.
         Many rows are sent in blocks, several at a time. ``segments`` holds the segment of each row,
         for a map that has segments; there is an UnknownSegments warning if some are unknown to the
-        map. With ``model``, a version that was fitted for another model is refused with
-        ``model_mismatch``. ``load`` does the same without the network.
+        map. ``features`` holds those of each row (n, d), for a map that needs them. With ``model``,
+        a version that was fitted for another model is refused with ``model_mismatch``. ``load``
+        does the same without the network.
         """
         found, notes = yield from self._in_blocks(
-            ref, values, segments, drop_none(dtype=dtype, model=model)
+            ref, values, segments, features, drop_none(dtype=dtype, model=model)
         )
         warn_of_unknown_segments(notes, len(found))
         return found
@@ -109,14 +126,18 @@ class PredictCalls(ApiBase):
         *,
         kind: Kind = "logits",
         segments: Any = None,
+        features: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
         """Measure on the service how well a version calibrates up to 100,000 rows.
 
         With ``segments`` the report covers each segment, whether the map has segments or not; a map
-        that has segments is applied as in ``predict``, with the same warning.
+        that has segments is applied as in ``predict``, with the same warning. A map that needs
+        ``features`` is applied with them.
         """
-        payload: Payload = yield Work(lambda: pack_dataset(values, labels, kind, segments))
+        payload: Payload = yield Work(
+            lambda: pack_dataset(values, labels, kind, segments, features)
+        )
         content: bytes = yield Work(lambda: payload.read(0, payload.bytes))
         response = yield from self.request(
             "POST",
@@ -135,23 +156,26 @@ class PredictCalls(ApiBase):
         return report
 
     def _in_blocks(
-        self, ref: str | Version, values: Any, segments: Any, query: Any
+        self, ref: str | Version, values: Any, segments: Any, features: Any, query: Any
     ) -> Flow[tuple[Array, list[str]]]:
         """Return the probabilities of all rows, and the notes on unknown segments."""
         array: Array = yield Work(lambda: as_array(values))
         names: Array | None = None
         if segments is not None:
             names = yield Work(lambda: names_of(Segments.of(as_segments(segments))))
+        seen: Array | None = None
+        if features is not None:
+            seen = yield Work(lambda: as_array(features, "features"))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
                 "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
             )
         name = str(Reference.of(ref))
         if array.ndim == 1:
-            is_one_row = names is None or len(names) == 1
+            is_one_row = all(one is None or len(one) == 1 for one in (names, seen))
             if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
                 try:
-                    only = yield from self._predicted(name, SentRows(array, names), query)
+                    only = yield from self._predicted(name, SentRows(array, names, seen), query)
                     return only.probabilities, [only.note]
                 except Invalid as error:
                     if error.code != "ambiguous_row":
@@ -161,7 +185,9 @@ class PredictCalls(ApiBase):
             raise DataError(
                 "segments_length", f"there are {len(array)} rows but {len(names)} segments"
             )
-        sent = SentRows(array, names)
+        if seen is not None:
+            seen = as_features(seen, rows=len(array))
+        sent = SentRows(array, names, seen)
         rows = max(1, BLOCK_BYTES // sent.row_bytes)
         starts = range(rows, len(array), rows)
         first = yield from self._block(name, sent, range(rows), query)
@@ -204,7 +230,7 @@ class PredictCalls(ApiBase):
             ref,
             "predict",
             content=content,
-            headers={"Content-Type": NPY if block.segments is None else NPZ, "Accept": NPY},
+            headers={"Content-Type": block.media_type, "Accept": NPY},
             query=query,
             repeatable=True,
             max_bytes=MEGABYTE + 8 * 2 * block.values.size,

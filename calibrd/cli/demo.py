@@ -62,16 +62,20 @@ def demo(context: CommandContext) -> None:
     say("An ECE at its floor is what a perfectly calibrated model would show.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows = []
-    of_segments = [name for name, recipe in all_methods().items() if recipe.needs_segments]
-    methods = set(all_methods()).difference(of_segments)
+    left_out = [
+        name
+        for name, recipe in all_methods().items()
+        if recipe.needs_segments or recipe.needs_features
+    ]
+    methods = set(all_methods()).difference(left_out)
     for name in sorted(methods, key=lambda one: (one == DEFAULT_METHOD, one != "identity", one)):
         rows.append(_fitted(name, cal, test))
         say(_line(rows[-1]))
-    say(f"\nleft out, because this sample has no segments: {', '.join(of_segments)}")
+    say(f"\nleft out, because this sample has no segments and no features: {', '.join(left_out)}")
     chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
     target = _write_page(chosen, context.flags.out)
     say(f"\nWrote the report of {chosen.name!r} to {target}")
-    context.output.document(_document(rows, of_segments, target))
+    context.output.document(_document(rows, left_out, target))
 
 
 def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row:

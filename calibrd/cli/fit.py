@@ -225,6 +225,8 @@ def _uploaded(context: CommandContext, client: Client, data: SetFile) -> Dataset
             data.labels,
             kind=data.kind,
             segments=data.segments,
+            features=data.features,
+            head=data.head,
             progress=context.output.bars,
         )
 
@@ -296,6 +298,8 @@ def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
                 seed=flags.seed,
                 kind=data.kind,
                 segments=data.segments,
+                features=data.features,
+                head=data.head,
                 evaluation=evaluation,
                 held_out=flags.held_out,
                 progress=context.output.bars,

@@ -13,15 +13,38 @@ from calibrators.segments import Segments, check_cells
 from calibrd.io.arrays import Array, as_array
 
 
-def checked_set(values: Any, labels: Any, kind: Kind, segments: Any = None) -> CalibrationSet:
-    """Build a checked set of values, labels and optional segments from any library's arrays."""
+def checked_set(
+    values: Any,
+    labels: Any,
+    kind: Kind,
+    segments: Any = None,
+    features: Any = None,
+    head: Any = None,
+) -> CalibrationSet:
+    """Build a checked set of values, labels and what else there is from any library's arrays."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
+    seen = None if features is None else as_array(features, "features")
     if kind == "logits":
-        return CalibrationSet(array, truth, names)
+        return CalibrationSet(array, truth, names, seen, as_head(head))
     if kind == "probabilities":
-        return CalibrationSet.from_probabilities(array, truth, names)
+        return CalibrationSet.from_probabilities(array, truth, names, seen, as_head(head))
     raise ValueError(f"kind must be 'logits' or 'probabilities', got {kind!r}")
+
+
+def as_head(head: Any) -> Any:
+    """Return the weight and the bias of a head as arrays; ``calibrators`` checks the rest.
+
+    >>> as_head(([[1.0, 2.0]], None))
+    (array([[1., 2.]]), None)
+    """
+    if not isinstance(head, tuple | list) or len(head) != 2:
+        return head
+    weight, bias = head
+    return (
+        as_array(weight, "the weight of the head"),
+        None if bias is None else as_array(bias, "the bias of the head"),
+    )
 
 
 def as_segments(values: Any, name: str = "segments") -> Array:

@@ -24,7 +24,7 @@ _log = logging.getLogger("calibrd")
 
 
 class SetFile(NamedTuple):
-    """The values, labels and optional segments in a file.
+    """The values, labels and optional segments, features and head in a file.
 
     ``left_out`` is the error for the rule that the file's segments break, if they were left out.
     """
@@ -35,6 +35,8 @@ class SetFile(NamedTuple):
     labels: Array
     segments: Array | None = None
     left_out: DataError | None = None
+    features: Array | None = None
+    head: tuple[Array, Array | None] | None = None
 
     def for_segments(self, needed: bool) -> SetFile:
         """Return the file; raise ``left_out`` if segments are needed but were left out."""
@@ -45,7 +47,9 @@ class SetFile(NamedTuple):
     def checked(self) -> CalibrationSet:
         """Return a checked set; errors name the file."""
         with parquet_files.locate_errors(self.path, 0):
-            return checked_set(self.values, self.labels, self.kind, self.segments)
+            return checked_set(
+                self.values, self.labels, self.kind, self.segments, self.features, self.head
+            )
 
 
 def read_set(
@@ -61,7 +65,8 @@ def read_set(
     In a table the numbers are in one column of lists or in several columns, and are logits unless
     ``kind`` says otherwise. Segments are read from ``segments`` (or ``segment``), if present; a
     column named by the caller must be present. Segments that the caller did not name and that
-    break the rules (floats, missing values, identifiers) are left out with a warning.
+    break the rules (floats, missing values, identifiers) are left out with a warning. Of an npz,
+    ``features``, ``head_weight`` and ``head_bias`` are read too, if present.
     """
     source = Path(path)
     for endings, read in READERS:
@@ -102,8 +107,17 @@ def _from_npz(
         )
     with np.load(path, allow_pickle=False) as stored:
         values, truth = (_member(path, stored, name) for name in (found[0], labels))
-        made = SetFile(path, found[0], values, truth)
+        made = SetFile(path, found[0], values, truth, **_features_in(path, stored, names))
         return _with_segments(made, names, wanted, lambda name: _segments_in(path, stored, name))
+
+
+def _features_in(path: Path, stored: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the features and the head of an npz, as far as it has them."""
+    features, weight, bias = (
+        _member(path, stored, name) if name in names else None
+        for name in ("features", "head_weight", "head_bias")
+    )
+    return {"features": features, "head": None if weight is None else (weight, bias)}
 
 
 def _member(path: Path, stored: Any, name: str) -> Array:

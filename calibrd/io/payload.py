@@ -57,13 +57,25 @@ class Payload:
             offset += piece.nbytes
 
 
-def pack_dataset(values: Any, labels: Any, kind: Kind, segments: Any = None) -> Payload:
-    """Check values, labels and segments as the service does, and pack them."""
+def pack_dataset(
+    values: Any,
+    labels: Any,
+    kind: Kind,
+    segments: Any = None,
+    features: Any = None,
+    head: Any = None,
+) -> Payload:
+    """Check values, labels, segments, features and head as the service does, and pack them."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
-    checked = checked_set(array, truth, kind, segments)
+    checked = checked_set(array, truth, kind, segments, features, head)
     if array.dtype.kind != "f" or array.itemsize > 8:
         array = array.astype(np.float64)
     arrays = {kind: array, "labels": checked.labels}
+    if checked.features is not None:
+        arrays["features"] = checked.features.values
+        if checked.features.head is not None:
+            arrays["head_weight"] = checked.features.head.weight
+            arrays["head_bias"] = checked.features.head.bias
     if checked.segments is None:
         return tensors(arrays)
     return npz({**arrays, "segments": names_of(checked.segments)})

@@ -7,6 +7,7 @@ import secrets
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -24,14 +25,16 @@ Array = NDArray[Any]
 NUMPY = (".npy", ".npz")
 ENDINGS = (*NUMPY, *parquet_files.PARQUET, *parquet_files.ARROW)
 BLOCK_VALUES = 1 << 20
+FEATURES = "features"
 
 
 class RowBlock(NamedTuple):
-    """Some rows: their numbers, their segments, and in tables all columns."""
+    """Some rows: their numbers, segments and features, and in tables all columns."""
 
     values: Array
     batch: pa.RecordBatch | None
     segments: Array | None = None
+    features: Array | None = None
 
 
 class RowSource(NamedTuple):
@@ -95,10 +98,13 @@ def open_source(
     kind: str,
     columns: Sequence[str] | None,
     find_segments: Callable[[Sequence[str]], str | None] = lambda names: None,
+    *,
+    with_features: bool = False,
 ) -> Iterator[RowSource]:
     """Open a file to read; its numbers are in ``columns``, by default the column ``kind``.
 
-    ``find_segments`` returns which of its arrays or columns holds segments, if any.
+    ``find_segments`` returns which of its arrays or columns holds segments, if any;
+    ``with_features`` reads the array ``features`` of an npz file, if it has one.
     """
     if path.suffix.lower() not in NUMPY:
         with parquet_files.open_table(path) as table:
@@ -113,9 +119,8 @@ def open_source(
     with ExitStack() as opened:
         rows = opened.enter_context(npy_files.open_rows(path, kind))
         step = rows.rows_of(BLOCK_VALUES)
-        if segments is None:
-            found = (RowBlock(values, None) for values in rows.blocks(step))
-        else:
+        others: list[Iterator[Array | None]] = [repeat(None), repeat(None)]
+        if segments is not None:
             named = opened.enter_context(npy_files.open_rows(path, segments))
             if named.shape[0] != rows.shape[0]:
                 raise DataError(
@@ -123,8 +128,19 @@ def open_source(
                     f"{path}: there are {rows.shape[0]} rows "
                     f"but {named.shape[0]} segments in {segments!r}",
                 )
-            pairs = zip(rows.blocks(step), named.blocks(step), strict=True)
-            found = (RowBlock(values, None, names) for values, names in pairs)
+            others[0] = iter(named.blocks(step))
+        if with_features and FEATURES in names:
+            seen = opened.enter_context(npy_files.open_rows(path, FEATURES))
+            if seen.shape[0] != rows.shape[0]:
+                raise DataError(
+                    "features_length",
+                    f"{path}: there are {rows.shape[0]} rows but {FEATURES!r} has {seen.shape[0]}",
+                )
+            others[1] = iter(seen.blocks(step))
+        found = (
+            RowBlock(values, None, names_of, features)
+            for values, names_of, features in zip(rows.blocks(step), *others, strict=False)
+        )
         yield RowSource(path, rows.shape[0], names, [kind], found)
 
 

@@ -26,6 +26,8 @@ def fit_local(
     seed: int = 0,
     kind: Kind = "logits",
     segments: Any = None,
+    features: Any = None,
+    head: Any = None,
     evaluation: CalibrationSet | tuple[Any, ...] | None = None,
     held_out: float | None = None,
     device: str = "cpu",
@@ -35,10 +37,12 @@ def fit_local(
 
     ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
     says whether the values are "logits" or "probabilities"; ``segments`` holds the segment of each
-    row. ``evaluation`` is the ``(logits, labels)`` or ``(logits, labels, segments)`` to judge the
-    map on, ``held_out`` the share of the rows to hold out for that; for the default, see
-    ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch
-    (``pip install 'calibrd[train]'``).
+    row, ``features`` the input of the model's last layer and ``head`` that layer's ``(weight,
+    bias)``, for methods that need them. ``evaluation`` is the ``(logits, labels)``, ``(logits,
+    labels, segments)`` or ``(logits, labels, segments, features)`` to judge the map on,
+    ``held_out`` the share of the rows to hold out for that; for the default, see
+    ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch (``pip install
+    'calibrd[train]'``).
 
     >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
     ...                    method="temperature", progress=False)
@@ -46,7 +50,7 @@ def fit_local(
     (2.7, 160)
     """
     recipe = make_recipe(method, params or {}, seed=seed)
-    data = checked_set(logits, labels, kind, segments)
+    data = checked_set(logits, labels, kind, segments, features, head)
     if recipe.method_needing_segments and data.segments is None:
         raise FitError(
             "missing_segments",

@@ -93,30 +93,34 @@ class LocalMap:
         if refresh is not None and reference.number is None:
             self._refresher = Refresher(self, refresh)
 
-    def apply(self, values: Any, segments: Any = None) -> Floats:
+    def apply(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
         """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on them.
 
         A map of two classes also takes one number per row, (n,) or (n, 1); a single row of more
         classes is passed as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map
         that has segments; rows of unknown segments get the map fitted on all rows, with an
-        UnknownSegments warning.
+        UnknownSegments warning. ``features`` (n, d) holds those of each row, for a map that needs
+        them.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
         fitted = self._now.map
+        seen = None if features is None else as_array(features, "features")
         if segments is None:
-            return fitted.apply(values)
+            return fitted.apply(values, None, seen)
         named = Segments.of(as_segments(segments), most=None)
-        found = fitted.apply(values, named)
+        found = fitted.apply(values, named, seen)
         if note := fitted.unknown_note(named):
             warnings.warn(note, UnknownSegments, stacklevel=2)
         return found
 
-    def transform(self, values: Any, segments: Any = None) -> Floats:
+    def transform(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
         """Return calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
         if type(values) is not np.ndarray:
             values = as_array(values)
-        return self._now.map.transform(values, None if segments is None else as_segments(segments))
+        names = None if segments is None else as_segments(segments)
+        seen = None if features is None else as_array(features, "features")
+        return self._now.map.transform(values, names, seen)
 
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the lower and upper bounds (n,) of the credible band of each row's confidence.

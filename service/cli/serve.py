@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import errno
 import gc
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ KEEP_ALIVE_SECONDS = 75
 # how long a computing thread may delay the event loop per ready socket; Python's default is 5 ms
 SWITCH_SECONDS = 0.0001
 GC_THRESHOLDS = (20_000, 20, 100)
+EXIT_SECONDS = 1.0
 EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -68,6 +71,10 @@ def serve(settings: Settings, options: argparse.Namespace) -> None:
     server.greeting = welcome(settings, port)
     server.end_waiting = app.state.parts.end_waiting
     server.run(sockets=[listener])
+    # the interpreter waits for threads that still work, such as on a large upload
+    forced = threading.Timer(EXIT_SECONDS, os._exit, (0,))
+    forced.daemon = True
+    forced.start()
 
 
 class _Server(uvicorn.Server):

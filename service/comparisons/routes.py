@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from service.access.permissions import Principal, Scope
@@ -61,6 +61,7 @@ class ComparisonOut(Body):
 @router.get(
     "",
     summary="Compare two versions on the same rows",
+    response_model=ComparisonOut,
     responses=openapi.errors({409: "No rows to compare the versions on: no_common_rows"}),
 )
 async def compare_versions(
@@ -71,7 +72,7 @@ async def compare_versions(
     first: Number,
     second: Number,
     dataset: Annotated[str | None, Query(pattern=openapi.ID_PATTERN)] = None,
-) -> ComparisonOut:
+) -> Response:
     """Compare two versions on the held-out rows that both were judged on, or on a `dataset`.
 
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
@@ -84,12 +85,20 @@ async def compare_versions(
     )
     future = asyncio.wrap_future(joined.comparisons.start(caller, pair, data))
     future.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs it
-    with waiting(request.scope, joined.settings.max_waits_per_key):
+    async with waiting(request.scope, joined.settings.max_waits_per_key):
         done, _ = await asyncio.wait([future], timeout=LONGEST_WAIT)
     joined.keys.check(caller)
     if not done:
         raise Unavailable("comparing", "the comparison is still running: repeat the request")
-    return ComparisonOut.of(pair, future.result())
+    content = await joined.executors.query.run(caller.workspace, _content, pair, future.result())
+    return Response(content, media_type="application/json")
+
+
+def _content(pair: Pair, found: Comparison) -> bytes:
+    """Return the response body, which all requests for a comparison share."""
+    if not found.content:
+        found.content.append(ComparisonOut.of(pair, found).model_dump_json(by_alias=True).encode())
+    return found.content[0]
 
 
 def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]) -> Pair:

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,13 +68,15 @@ class Comparison:
 
     ``dataset`` is None for rows that both versions were judged on; otherwise ``rows`` is the
     number of rows in the dataset, and the report may cover a uniform sample of them.
-    ``no_verdict`` says why the report has no verdict.
+    ``no_verdict`` says why the report has no verdict. ``content`` has the response body once it
+    was made.
     """
 
     report: Report
     rows: int
     dataset: str | None = None
     no_verdict: str = ""
+    content: list[bytes] = field(default_factory=list, compare=False, repr=False)
 
 
 class Comparisons:

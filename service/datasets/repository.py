@@ -27,11 +27,12 @@ class Datasets(Repository):
         *,
         delete_after_fit: bool,
         keep_seconds: float | None,
-        **facts: str | int | None,
+        **facts: str | int | bool | None,
     ) -> Dataset | None:
         """Add a dataset; return None if equal bytes are already stored.
 
-        ``facts`` are kind, sha256, format, bytes, rows, classes and segments, as far as known.
+        ``facts`` are kind, sha256, format, bytes, rows, classes, segments, features, feature_bytes
+        and has_head, as far as known.
         """
         values = {
             "id": id,

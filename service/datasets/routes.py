@@ -70,8 +70,9 @@ async def create_dataset(
     """Check the body and store it under its SHA-256.
 
     Send arrays `logits` (or `probabilities`) and `labels` in any format except npy; optional
-    `segments` name the segment of each row (safetensors: as integers). Equal bytes are stored
-    only once: the response is then 200 with the existing dataset.
+    `segments` name the segment of each row (safetensors: as integers); optional `features` are the
+    input of the model's last layer, and `head_weight` and `head_bias` that layer. Equal bytes are
+    stored only once: the response is then 200 with the existing dataset.
     """
     retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":

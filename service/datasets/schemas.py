@@ -36,6 +36,8 @@ class DatasetOut(Body):
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
     segments: Annotated[int | None, Field(description="the number of distinct segments")]
+    features: Annotated[int | None, Field(description="the number of features of a row")]
+    has_head: Annotated[bool, Field(description="whether the classification head is stored too")]
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: When
@@ -54,6 +56,8 @@ class DatasetOut(Body):
             rows=dataset.rows,
             classes=dataset.classes,
             segments=dataset.segments,
+            features=dataset.features,
+            has_head=bool(dataset.has_head),
             delete_after_fit=dataset.delete_after_fit,
             expires_at=when(dataset.expires_at),
             created_at=when(dataset.created_at),
@@ -127,6 +131,12 @@ ARRAYS: dict[str, Any] = {
         "items": {"type": ["string", "integer"]},
         "description": "(n,), the segment of each row, for methods that calibrate by segment",
     },
+    "features": {
+        **NUMBERS,
+        "description": "(n, d), the input of the model's last layer, for methods that need it",
+    },
+    "head_weight": {**NUMBERS, "description": "(k, d), the weight of that layer"},
+    "head_bias": {**NUMBERS, "description": "(k,), its bias"},
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
 # JSON has its own schema
@@ -157,6 +167,7 @@ DATASET_BODY = {
             logits=ROWS,
             with_segments={**ROWS, "segments": ["web", "app"]},
         ),
-        "description": "arrays `logits` or `probabilities`, `labels`, and optionally `segments`",
+        "description": "arrays `logits` or `probabilities`, `labels`, and optionally `segments`, "
+        "`features`, `head_weight` and `head_bias`",
     }
 }

@@ -145,6 +145,9 @@ class Datasets:
             "rows": found.rows,
             "classes": found.classes,
             "segments": found.segments,
+            "features": None if found.features is None else found.features.width,
+            "feature_bytes": None if found.features is None else found.features.nbytes,
+            "has_head": found.features is not None and found.features.has_head,
         }
 
     def known(
@@ -209,11 +212,14 @@ def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
     return True
 
 
-def load(blobs: Blobs, dataset: Dataset | None, name: str) -> CalibrationSet:
+def load(
+    blobs: Blobs, dataset: Dataset | None, name: str, *, with_features: bool = False
+) -> CalibrationSet:
     """Load a dataset; error messages call it ``name``."""
     with stored_file(blobs, dataset, name) as path, named(name):
         assert dataset is not None  # noqa: S101 - its file was found
-        return formats.load(path, Format(dataset.format or ""), dataset.kind)
+        format = Format(dataset.format or "")
+        return formats.load(path, format, dataset.kind, with_features=with_features)
 
 
 @contextmanager

@@ -211,10 +211,11 @@ def _judged(
 ) -> tuple[list[tuple[CalibrationSet, Calibrator, Judged]], int]:
     """Return every method's map and report, and the total size of the maps in bytes."""
     recipes = _recipes(attempt, memory_limit)
-    data = load(blobs, attempt.dataset, "dataset")
+    needed = any(one.method_needing_features for one in recipes)
+    data = load(blobs, attempt.dataset, "dataset", with_features=needed)
     evaluation = None
     if attempt.fit.evaluation is not None:
-        evaluation = load(blobs, attempt.evaluation, "evaluation dataset")
+        evaluation = load(blobs, attempt.evaluation, "evaluation dataset", with_features=needed)
     seed = attempt.fit.order["seed"]
     judged: list[tuple[CalibrationSet, Calibrator, Judged]] = []
     size = 0

@@ -18,6 +18,7 @@ from calibrators.registry import DEFAULT_METHOD
 from service.access.idempotency import check_key
 from service.access.permissions import Principal, Scope
 from service.concurrency.thread_pools import Runner
+from service.datasets.formats.feature_columns import FEATURE_NAMES
 from service.datasets.service import Retention
 from service.datasets.spool import SpooledBody, spool
 from service.dependencies import Joined, Parts
@@ -28,7 +29,6 @@ from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, Fit
 from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.http import json_body, openapi
 from service.http.callers import Caller, needs, parse
-from service.http.middleware.fair_turns import take_turn
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
 from service.http.schemas import KindName
@@ -62,7 +62,7 @@ EVENTS: openapi.Answers = {
 }
 WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})")
 JSON = "application/json"
-ARRAYS = ("logits", "probabilities", "values", "labels", "segments")
+ARRAYS = ("logits", "probabilities", "values", "labels", "segments", *FEATURE_NAMES)
 ARRAY_OPTIONS = ("kind", "delete_after_fit")
 
 
@@ -236,11 +236,10 @@ async def _finished(
     if not wait:
         return fit, 0
     try:
-        with waiting(request.scope, joined.settings.max_waits_per_key):
+        async with waiting(request.scope, joined.settings.max_waits_per_key):
             fit = await joined.watcher.finished(fit, wait)
     except TooMany:
         return fit, 0
-    await take_turn(request.scope)
     joined.keys.check(caller)
     return fit, wait
 

@@ -172,7 +172,9 @@ class FitOut(Body):
 class MethodOut(Body):
     """A method, its parameters as a JSON schema, and whether it keeps the predicted class.
 
-    A method with `needs_segments` can be fitted only on rows with segments.
+    A method with `needs_segments` can be fitted only on rows with segments, one with
+    `needs_features` only on rows with features, one with `needs_head` only on a dataset that also
+    holds the classification head.
     """
 
     name: str = Field(examples=["temperature"])
@@ -181,4 +183,6 @@ class MethodOut(Body):
     cost: str = Field(examples=["milliseconds"])
     keeps_class: bool | None = Field(examples=[True])
     needs_segments: bool
+    needs_features: bool
+    needs_head: bool
     parameters: dict[str, Any] = Field(examples=[{"type": "object", "properties": {}}])

@@ -136,6 +136,7 @@ def submit(
         other = find_ready(store, principal, request.evaluation)
         _check_alike(data, other)
     _check_segments(request.order, data, other)
+    _check_features(request.order, data, other)
     for recipe in request.order.recipes:
         check_memory(recipe, data, other, request.order.held_out, memory_limit)
     name = request.calibrator
@@ -210,6 +211,12 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
             f"the evaluation dataset must hold {data.kind} of {data.classes} classes, like the "
             f"dataset, got {evaluation.kind} of {evaluation.classes}",
         )
+    if None not in (data.features, evaluation.features) and data.features != evaluation.features:
+        raise Invalid(
+            "evaluation_differs",
+            f"the evaluation dataset must have {data.features} features in each row, like the "
+            f"dataset, got {evaluation.features}",
+        )
 
 
 def check_memory(
@@ -243,9 +250,24 @@ def fit_bytes(
     """Estimate the peak memory of a fit, including its datasets."""
     judged = None if evaluation is None else evaluation.rows or 0
     needed = memory_bytes(
-        recipe, data.rows or 0, data.classes or 0, evaluation=judged, held_out=held_out
+        recipe,
+        data.rows or 0,
+        data.classes or 0,
+        features=data.features or 0,
+        feature_size=_feature_size(data, evaluation),
+        evaluation=judged,
+        held_out=held_out,
     )
     return needed + _reading_bytes(data) + (_reading_bytes(evaluation) if evaluation else 0)
+
+
+def _feature_size(*datasets: Dataset | None) -> int:
+    """Return the bytes of one feature in memory, the largest of several datasets."""
+    found = [one for one in datasets if one is not None and one.features and one.rows]
+    return max(
+        ((one.feature_bytes or 0) // ((one.rows or 1) * (one.features or 1)) for one in found),
+        default=0,
+    )
 
 
 def _reading_bytes(dataset: Dataset) -> int:
@@ -259,6 +281,25 @@ def _reading_bytes(dataset: Dataset) -> int:
     if dataset.format is not None and Format(dataset.format).codec.is_text:
         found += TEXT_COPIES * (dataset.bytes or 0)
     return found
+
+
+def _check_features(spec: FitSpec, data: Dataset, evaluation: Dataset | None) -> None:
+    """Raise Invalid if a method needs features or a head and a dataset has none."""
+    for recipe in spec.recipes:
+        method = recipe.method_needing_features
+        for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
+            if method is not None and dataset is not None and dataset.features is None:
+                raise Invalid(
+                    "missing_features",
+                    f"the method {method!r} needs the features of each row, but the {name} "
+                    "has none: send it with features",
+                )
+        if recipe.method_needing_head is not None and not data.has_head:
+            raise Invalid(
+                "missing_head",
+                f"the method {recipe.method_needing_head!r} needs the classification head, but the "
+                "dataset has none: send it with head_weight and head_bias",
+            )
 
 
 def _check_segments(spec: FitSpec, data: Dataset, evaluation: Dataset | None) -> None:

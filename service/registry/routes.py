@@ -65,6 +65,8 @@ def _methods() -> list[MethodOut]:
             cost=recipe.cost,
             keeps_class=keeps_class(name),
             needs_segments=recipe.needs_segments,
+            needs_features=recipe.needs_features,
+            needs_head=recipe.needs_head,
             parameters=TypeAdapter(recipe).json_schema(),
         )
         for name, recipe in sorted(all_methods().items())

@@ -191,7 +191,7 @@ async def run_state(
     key, answer = await _read_state(joined, caller, run, session)
     if after is None or answer.step > after or not wait:
         return answer
-    with waiting(request.scope, joined.settings.max_waits_per_key):
+    async with waiting(request.scope, joined.settings.max_waits_per_key):
         await joined.run_watcher.beyond(key, caller.workspace, answer.step, after, wait)
     joined.keys.check(caller)
     _, answer = await _read_state(joined, caller, run, answer.session)

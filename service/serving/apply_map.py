@@ -45,9 +45,10 @@ def predict(
     ``level`` also requests the credible band of the confidence; a map without one is refused.
 
     With segments, each row is calibrated for its segment; a map without segments accepts them only
-    with labels, for the evaluation. A list of numbers (k,) is one row. A map of two classes
-    accepts rows of one number (the logit or probability of class 1) as well as of two, so it
-    refuses such a list as ambiguous.
+    with labels, for the evaluation. A map that needs features is refused without them, and one that
+    needs none with them; a head is not used. A list of numbers (k,) is one row. A map of two
+    classes accepts rows of one number (the logit or probability of class 1) as well as of two, so
+    it refuses such a list as ambiguous.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -65,7 +66,7 @@ def predict(
     if dtype is np.float64 and values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
     try:
-        prediction = _apply(fitted, values, segments, level)
+        prediction = _apply(fitted, values, segments, arrays.features, level)
     except MapError as error:
         raise Unusable(
             "map_not_finite",
@@ -184,7 +185,11 @@ def _rows(values: Array, classes: int) -> Array:
 
 
 def _apply(
-    fitted: CalibrationMap, values: Array, segments: Segments | None, level: float | None
+    fitted: CalibrationMap,
+    values: Array,
+    segments: Segments | None,
+    features: Array | None,
+    level: float | None,
 ) -> Prediction:
     """Apply a map; report changed input as warnings in the result, not as Python warnings."""
     logits, clipped = fitted.read(values)
@@ -192,7 +197,7 @@ def _apply(
     if clipped is not None and (clipped.raised or clipped.normalised):
         warnings = (f"{ClippedProbabilities.code}; {clipped}",)
     band = None if level is None else fitted.interval_of_logits(logits, level)
-    return Prediction(fitted.apply_logits(logits, segments), warnings, band)
+    return Prediction(fitted.apply_logits(logits, segments, features), warnings, band)
 
 
 MODEL_HEADER = "Calibrd-Model"

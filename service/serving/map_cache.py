@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -32,6 +34,8 @@ MAP_OVERHEAD = 2048  # bytes that a map takes in addition to its arrays and name
 PLACE_OVERHEAD = 1024  # bytes that a cache key takes
 # each is looked up about once a second, by one thread for all workspaces
 ALIASES_PER_WORKSPACE = 4_000
+# how long one workspace loads maps in a round of a refresh, and how long a refresh takes at most
+ROUND_SECONDS, REFRESH_SECONDS = 0.05, 5.0
 
 _log = structlog.get_logger("calibrd.serving")
 
@@ -108,18 +112,40 @@ class Maps:
     def refresh(self) -> None:
         """Find the aliases that have moved, and load the versions that they now point at.
 
-        If loading fails, the alias keeps its map, and the next refresh tries again.
+        Workspaces take turns, and aliases are read again after each round, so that one with many
+        large maps does not delay others. If loading fails, the alias keeps its map, and the next
+        refresh tries again.
         """
         with self._refreshing:
-            with self._lock:
-                known = {place: one for own in self._aliases.values() for place, one in own.items()}
-            with self._database.read() as store:
-                used = sorted({(alias.calibrator, alias.name) for alias in known.values()})
-                stored = {(one.calibrator, one.name): one for one in store.aliases.several(used)}
-            for place, alias in known.items():
-                current = stored.get((alias.calibrator, alias.name))
-                if current is not None and current.revision != alias.revision:
-                    self._follow(place, current)
+            tried: set[tuple[CacheKey, int]] = set()
+            end = time.monotonic() + REFRESH_SECONDS
+            while time.monotonic() < end and (moved := self._moved(tried)):
+                for own in moved.values():
+                    until = time.monotonic() + ROUND_SECONDS
+                    for place, alias in own:
+                        tried.add((place, alias.revision))
+                        if place in self._served:
+                            self._follow(place, alias)
+                        if time.monotonic() > until:
+                            break
+
+    def _moved(
+        self, tried: Collection[tuple[CacheKey, int]]
+    ) -> dict[str, list[tuple[CacheKey, Alias]]]:
+        """Return the aliases in use that have moved, by workspace, but not those of ``tried``."""
+        with self._lock:
+            known = {place: one for own in self._aliases.values() for place, one in own.items()}
+        with self._database.read() as store:
+            used = sorted({(alias.calibrator, alias.name) for alias in known.values()})
+            stored = {(one.calibrator, one.name): one for one in store.aliases.several(used)}
+        moved: dict[str, list[tuple[CacheKey, Alias]]] = {}
+        for place, alias in known.items():
+            current = stored.get((alias.calibrator, alias.name))
+            if current is None or current.revision == alias.revision:
+                continue
+            if (place, current.revision) not in tried:
+                moved.setdefault(place.workspace, []).append((place, current))
+        return moved
 
     def follow(self, principal: Principal, name: str, alias: Alias) -> None:
         """Serve the version that a just-moved alias points at, if the alias is in use."""

@@ -76,7 +76,7 @@ class Blobs:
         if parts.scheme == "file":
             self._folder = Path(unquote(parts.path))
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._store: LocalStore | S3Store = LocalStore(self._folder)
+            self._store: LocalStore | S3Store = LocalStore(self._folder, automatic_cleanup=True)
             self._bulk: LocalStore | S3Store = self._store
             self._pinged: LocalStore | S3Store = self._store
         else:

@@ -58,8 +58,9 @@ class Key:
 class Dataset:
     """Logits or probabilities with labels; ``sha256`` is None while parts are being uploaded.
 
-    ``segments`` is the number of segments, None if there are none; ``part_bytes`` is the total
-    size of all recorded parts.
+    ``segments`` is the number of segments, ``features`` that of the features of a row, None if
+    there are none; ``feature_bytes`` is their size in memory, ``has_head`` says whether the
+    classification head is stored with them; ``part_bytes`` is the total size of all recorded parts.
     """
 
     id: str
@@ -75,6 +76,9 @@ class Dataset:
     expires_at: float | None
     created_at: float
     part_bytes: int = 0
+    features: int | None = None
+    feature_bytes: int | None = None
+    has_head: bool | None = None
 
     @property
     def is_ready(self) -> bool:

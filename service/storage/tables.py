@@ -89,6 +89,9 @@ datasets = Table(
     Column("rows", BigInteger),
     Column("classes", Integer),
     Column("segments", Integer),
+    Column("features", Integer),
+    Column("feature_bytes", BigInteger),
+    Column("has_head", Boolean),
     Column("part_bytes", BigInteger, nullable=False, server_default="0"),  # of all its parts
     Column("delete_after_fit", Boolean, nullable=False),
     Column("expires_at", Float),

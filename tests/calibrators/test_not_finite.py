@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.samples import draw, in_segments
+from helpers.samples import applied, draw, suited
 
 from calibrators import CalibrationError, CalibrationMap, DataError, all_methods, archive
 from calibrators.base import TemperatureTypeMap
@@ -24,7 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def fit(name: str) -> CalibrationMap:
     recipe, data = all_methods()[name](**QUICK.get(name, {})), draw(1200, 5)
-    return recipe.fit(in_segments(data) if recipe.needs_segments else data)
+    return recipe.fit(suited(data, recipe))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -46,7 +46,7 @@ def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
             changed = np.nan_to_num(value * factor * rng.choice([1, -1], size=value.shape))
         try:
             forged = archive.load(archive.dump(replace(fitted, **{field.name: changed})))
-            p = forged.apply(ROWS)
+            p = applied(forged, ROWS)
         except CalibrationError as error:
             assert not isinstance(error, DataError)  # noqa: PT017 - the input is sound
             continue
@@ -59,7 +59,7 @@ def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
 def test_a_network_with_huge_weights_is_told(name: str, rows: int) -> None:
     forged = forged_network(name)
     with pytest.raises(MapError, match=r"not finite for \d+ rows?, first row 0") as caught:
-        forged.apply(ROWS[:rows])
+        applied(forged, ROWS[:rows])
     assert caught.value.code == "not_finite_probabilities"
     with pytest.raises(MapError):
         prove(forged)
@@ -69,7 +69,7 @@ def test_a_network_with_huge_weights_is_told(name: str, rows: int) -> None:
     broken = ROWS[:rows].copy()
     broken[0, 1] = np.nan
     with pytest.raises(DataError, match="must not be NaN"):
-        forged.apply(broken)
+        applied(forged, broken)
 
 
 def forged_network(name: str) -> TemperatureTypeMap:

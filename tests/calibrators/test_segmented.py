@@ -205,7 +205,7 @@ def test_a_fit_without_segments_says_how_to_give_them() -> None:
 
 
 def test_the_base_is_another_method() -> None:
-    with pytest.raises(ParameterError, match="needs no segments, got 'segmented'"):
+    with pytest.raises(ParameterError, match="no segments and no features, got 'segmented'"):
         Segmented(base="segmented")
     with pytest.raises(ParameterError, match="did you mean 'temperature'"):
         Segmented(base="temprature")

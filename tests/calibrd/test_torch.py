@@ -31,7 +31,11 @@ from calibrd.torch import CalibratedModule, MapModule, collect_logits, fingerpri
 LOGITS, LABELS = sample()
 DATA = CalibrationSet(LOGITS, LABELS)
 INDICATORS = get_args(Indicator)
-METHODS = {name: one for name, one in all_methods().items() if not one.needs_segments}
+METHODS = {
+    name: one
+    for name, one in all_methods().items()
+    if not (one.needs_segments or one.needs_features)
+}
 
 
 def probabilities() -> CalibrationSet:

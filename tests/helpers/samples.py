@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from calibrators import CalibrationSet
+from calibrators import CalibrationMap, CalibrationSet, Calibrator
 from calibrators.methods._ties import share_reach
 from calibrators.methods.temperature import TemperatureScaling
 
@@ -80,3 +82,47 @@ def two_regimes(n: int, seed: int) -> tuple[CalibrationSet, np.ndarray]:
     truth = z / temperature[:, None]
     labels = (truth + rng.gumbel(size=z.shape)).argmax(axis=1)
     return CalibrationSet(z, labels), softmax(truth, axis=1).max(axis=1)
+
+
+def features_of(logits: NDArray[Any]) -> NDArray[Any]:
+    """Features (n, 2 k) that the head of ``head_of`` turns into logits (n, k).
+
+    Positive and negative parts of the logits minus their row's mean, so renamed classes or scaled
+    logits give the same features renamed or scaled. What is not finite counts as the mean.
+    """
+    seen = np.where(np.isfinite(logits), logits, np.nan).astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without a finite value
+        centred = np.nan_to_num(seen - np.nanmean(seen, axis=1, keepdims=True))
+    return np.concatenate([np.maximum(centred, 0), np.maximum(-centred, 0)], axis=1)
+
+
+def head_of(k: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The weight and the bias of a head for ``features_of``."""
+    return np.concatenate([np.eye(k), -np.eye(k)], axis=1), np.zeros(k)
+
+
+def with_features(data: CalibrationSet) -> CalibrationSet:
+    """The same rows with features and a head that make their logits."""
+    return data.with_features(features_of(data.logits), head_of(data.k))
+
+
+def suited(data: CalibrationSet, recipe: type[Calibrator] | Calibrator) -> CalibrationSet:
+    """The same rows with the segments or features that a method needs."""
+    if recipe.needs_segments:
+        data = in_segments(data)
+    return with_features(data) if recipe.needs_features else data
+
+
+def applied(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
+    """Calibrated probabilities, with ``features_of`` the rows for a map that needs features."""
+    return fitted.apply(values, features=_features(fitted, values))
+
+
+def transformed(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
+    """Calibrated logits, with features as for ``applied``."""
+    return fitted.transform(values, features=_features(fitted, values))
+
+
+def _features(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any] | None:
+    return features_of(fitted.read(values)[0]) if fitted.has_features else None

@@ -17,6 +17,12 @@ from calibrators.data import Kind
 from calibrators.scan import instances_of
 from calibrators.segments import Segments
 from service.datasets.formats import segment_names
+from service.datasets.formats.feature_columns import (
+    FEATURE_NAMES,
+    FEATURES,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
+)
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge, Unsupported
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LABELS = "labels"
 VALUES = "values"
-NAMES = (*KINDS, VALUES, LABELS, SEGMENTS)
+NAMES = (*KINDS, VALUES, LABELS, SEGMENTS, *FEATURE_NAMES)
 UNSPECIFIED = (None, "", "application/octet-stream")
 
 
@@ -56,15 +62,18 @@ class Format(StrEnum):
 class Arrays(NamedTuple):
     """The arrays of a body: values (n, k) or (n,), labels and segments (n,), and their kind.
 
-    Labels and segments are optional. ``declared`` is None if the body does not state the kind
-    (npy, arrays called ``values``, a bare JSON list, some CSV). The arrays may share the memory of
-    the body, and keep its byte order and memory layout.
+    Labels, segments, features (n, d) and the head's weight and bias are optional. ``declared`` is
+    None if the body does not state the kind (npy, arrays called ``values``, a bare JSON list, some
+    CSV). The arrays may share the memory of the body, and keep its byte order and memory layout.
     """
 
     values: Array
     labels: Array | None = None
     declared: Kind | None = None
     segments: Array | Segments | None = None
+    features: Array | None = None
+    head_weight: Array | None = None
+    head_bias: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +148,9 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """Return the arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
     npz, safetensors and JSON objects name the arrays: one of ``logits``, ``probabilities`` and (if
-    the kind is known otherwise) ``values``, with optional ``labels`` and ``segments``; CSV names
-    their columns. The rules of calibrators (NaN, ranges) are not checked here.
+    the kind is known otherwise) ``values``, with optional ``labels``, ``segments``, ``features``,
+    ``head_weight`` and ``head_bias``; CSV names the columns of the first three. The rules of
+    calibrators (NaN, ranges) are not checked here.
     """
     check_size(len(body), limit)
     if not len(body):
@@ -175,7 +185,8 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(
                 "unknown_array",
                 f"unknown array {name[:40]!r}: the values must be named logits or probabilities, "
-                "the true classes labels, and the segment names segments",
+                "the true classes labels, the segment names segments, the input of the last layer "
+                f"{FEATURES}, and that layer {HEAD_WEIGHT} and {HEAD_BIAS}",
             )
 
 
@@ -207,6 +218,7 @@ def named_arrays(arrays: dict[str, Array]) -> Arrays:
     check_names(arrays)
     declared = declared_kind(arrays)
     segments = arrays.pop(SEGMENTS, None)
+    features = [arrays.pop(name, None) for name in FEATURE_NAMES]
     for name, array in arrays.items():
         check_dimensions(name, array.shape)
     return Arrays(
@@ -214,6 +226,7 @@ def named_arrays(arrays: dict[str, Array]) -> Arrays:
         arrays.get(LABELS),
         declared,
         None if segments is None else segment_names.checked(segments),
+        *features,
     )
 
 

@@ -15,7 +15,7 @@ from calibrators import CalibrationSet, DataError
 from calibrators.data import Kind, as_logits, check_probabilities, two_columns
 from calibrators.rounding import GridFinder
 from calibrators.segments import Segments
-from service.datasets.formats import segment_names
+from service.datasets.formats import feature_columns, segment_names
 from service.datasets.formats.bodies import (
     LABELS,
     VALUES,
@@ -27,6 +27,11 @@ from service.datasets.formats.bodies import (
     check_size,
     declared_kind,
     read_arrays,
+)
+from service.datasets.formats.feature_columns import (
+    FEATURE_NAMES,
+    FeatureColumns,
+    FeatureFacts,
 )
 from service.datasets.formats.npy import (
     Array,
@@ -69,12 +74,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a valid dataset; ``segments`` is None if it has none."""
+    """Facts about a valid dataset; ``segments`` and ``features`` are None if it has none."""
 
     rows: int
     classes: int
     kind: Kind
     segments: int | None = None
+    features: FeatureFacts | None = None
 
 
 class DatasetColumns(NamedTuple):
@@ -84,6 +90,7 @@ class DatasetColumns(NamedTuple):
     values: Column
     labels: Column
     segments: Column | None
+    features: FeatureColumns | None
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
@@ -94,11 +101,11 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
-        kind, values, labels, segments = select_columns(
+        kind, values, labels, segments, features = select_columns(
             columns(file, format, limits.of(format)), kind
         )
         classes = _check_layouts(values.layout, labels.layout, kind, limits)
-        rows, named = values.layout.shape[0], None
+        rows, named, seen = values.layout.shape[0], None, None
         rounding = 0.0 if kind == "logits" else _rounding(path, format, kind, limits)
         _check_room(path.parent, values.layout)
         with TemporaryFile(dir=path.parent) as spool:
@@ -107,20 +114,31 @@ def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Fa
         if segments is not None:  # last, as CalibrationSet does
             segment_names.check_layout(segments.layout, rows)
             named = segment_names.count(segments.layout, segments.rows)
-    return Facts(rows, classes, kind, named)
+        if features is not None:
+            _check_room(path.parent, features.features.layout)
+            with TemporaryFile(dir=path.parent) as spool:
+                seen = feature_columns.check(features, rows, classes, spool)
+    return Facts(rows, classes, kind, named, seen)
 
 
-def load(path: Path, format: Format, kind: Kind | None = None) -> CalibrationSet:
+def load(
+    path: Path, format: Format, kind: Kind | None = None, *, with_features: bool = False
+) -> CalibrationSet:
     """Load a dataset from a file that ``inspect`` has accepted.
 
-    Uncompressed numbers are memory-mapped, so they are only read when needed.
+    Features are read only ``with_features``. Uncompressed numbers are memory-mapped, so they are
+    only read when needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62
-        kind, values, labels, segments = select_columns(columns(file, format, limit), kind)
+        found = select_columns(columns(file, format, limit), kind)
+        kind, values, labels, segments, seen = found
         create = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
         named = None if segments is None else segment_names.load(segments.layout, segments.rows)
-        return create(values.mapped(path), labels.mapped(path), named)
+        features = head = None
+        if seen is not None and with_features:
+            features, head = feature_columns.load(seen, path)
+        return create(values.mapped(path), labels.mapped(path), named, features, head)
 
 
 def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumns:
@@ -138,7 +156,12 @@ def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumn
         )
     if kind not in (None, known):
         raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset contains {known}")
-    return DatasetColumns(known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS))
+    features = None
+    if any(name in found for name in FEATURE_NAMES):
+        features = feature_columns.select(found)
+    return DatasetColumns(
+        known, found[declared or VALUES], found[LABELS], found.get(SEGMENTS), features
+    )
 
 
 def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
@@ -157,6 +180,10 @@ def _memory_columns(arrays: Arrays) -> dict[str, Column]:
         found[SEGMENTS] = SegmentColumn(arrays.segments)
     elif arrays.segments is not None:
         found[SEGMENTS] = MemoryColumn(arrays.segments, is_text=True)
+    for name in FEATURE_NAMES:
+        array = getattr(arrays, name)
+        if array is not None:
+            found[name] = MemoryColumn(array)
     return found
 
 

@@ -14,7 +14,7 @@ from calibrators import CalibrationSet
 from calibrators.arrays import row_maxima
 from calibrators.comparison.judged_rows import fingerprint, fingerprint_of
 from calibrators.data import Kind, as_logits
-from service.datasets.formats import segment_names
+from service.datasets.formats import feature_columns, segment_names
 from service.datasets.formats.bodies import Format
 from service.datasets.formats.dataset_files import (
     columns,
@@ -35,20 +35,32 @@ class Sampled(NamedTuple):
     fingerprint: str
 
 
-def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: int) -> Sampled:
+def sample(
+    path: Path,
+    format: Format,
+    kind: Kind,
+    most_rows: int,
+    most_values: int,
+    *,
+    with_features: bool = False,
+) -> Sampled:
     """Sample rows uniformly, with a fixed seed, from a dataset that ``inspect`` has accepted.
 
     Logits are read in blocks, and only the sampled rows are kept. Probabilities are loaded whole,
-    because the replacement of their zeros depends on all rows.
+    because the replacement of their zeros depends on all rows. Features are read only
+    ``with_features``.
     """
     if kind == "probabilities":
-        whole = load(path, format, kind)
-        chosen = _choose_rows(whole.n, whole.k, most_rows, most_values)
+        whole = load(path, format, kind, with_features=with_features)
+        width = 0 if whole.features is None else whole.features.width
+        chosen = _choose_rows(whole.n, whole.k + width, most_rows, most_values)
         return Sampled(whole.n, whole.take(chosen), fingerprint(whole))
     with path.open("rb") as file, TemporaryFile() as spool:
-        _, values, labels, segments = select_columns(columns(file, format, 1 << 62), kind)
+        _, values, labels, segments, seen = select_columns(columns(file, format, 1 << 62), kind)
         rows, classes = values.layout.shape[0], _classes(values.layout)
-        chosen = _choose_rows(rows, classes, most_rows, most_values)
+        column = None if seen is None or not with_features else seen.features
+        width = 0 if column is None else column.layout.shape[1]
+        chosen = _choose_rows(rows, classes + width, most_rows, most_values)
         truth, logits = _RowCollector(chosen), _RowCollector(chosen)
         digest = fingerprint_of(
             (rows, classes),
@@ -59,7 +71,14 @@ def sample(path: Path, format: Format, kind: Kind, most_rows: int, most_values: 
         named = None
         if segments is not None:
             named = segment_names.load_rows(segments.layout, segments.rows, chosen)
-        return Sampled(rows, CalibrationSet(logits.rows(), truth.rows(), named), digest)
+        features = None
+        if column is not None:
+            collector = _RowCollector(chosen)
+            for _ in collector.collect(feature_columns.blocks(column, spool)):
+                pass
+            features = collector.rows()
+        data = CalibrationSet(logits.rows(), truth.rows(), named, features)
+        return Sampled(rows, data, digest)
 
 
 class _RowCollector:

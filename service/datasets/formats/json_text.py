@@ -18,6 +18,7 @@ from service.datasets.formats.bodies import (
     check_names,
     declared_kind,
 )
+from service.datasets.formats.feature_columns import FEATURE_NAMES
 from service.datasets.formats.npy import Array, Bytes
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid
@@ -37,6 +38,7 @@ def arrays_of_document(document: dict[str, Any]) -> Arrays:
         None if labels is None else numbers(LABELS, labels),
         declared,
         None if segments is None else segment_names.from_list(segments),
+        **{name: numbers(name, document[name]) for name in FEATURE_NAMES if name in document},
     )
 
 

@@ -280,7 +280,8 @@ def _damaged(what: str) -> Malformed:
 CODEC = Codec(
     format=Format.NPZ,
     media_types=("application/x-npz", "application/zip"),
-    holds="`logits` or `probabilities`, `labels`, and optionally `segments`",
+    holds="`logits` or `probabilities`, `labels`, and optionally `segments`, `features`, "
+    "`head_weight` and `head_bias`",
     decode=_decode,
     columns=_columns,
     encode=_encode,

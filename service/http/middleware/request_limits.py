@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -61,10 +61,15 @@ class Slot:
         load.workspace.requests += 1
         self._is_running = False
         self._is_held = True
+        self._is_answered = False
 
     async def run(self) -> None:
-        """Wait for a thread of the caller's share; do nothing once the slot has been released."""
-        if not self._is_held:
+        """Wait for a thread of the caller's share.
+
+        Do nothing once the response has begun or the slot has been released: whoever listens for a
+        disconnect then needs no thread.
+        """
+        if self._is_answered or not self._is_held:
             return
         await self.load.workspace.threads.acquire()
         self._is_running = True
@@ -76,6 +81,11 @@ class Slot:
         if self._is_running:
             self._is_running = False
             self.load.workspace.threads.release()
+
+    def answer(self) -> None:
+        """Return the thread for good: the response begins."""
+        self._is_answered = True
+        self.end_run()
 
     def release(self) -> None:
         """Release the slot; a second call does nothing."""
@@ -161,7 +171,7 @@ def _until_answered(slot: Slot, send: Send) -> Send:
     """
 
     async def freeing_send(message: Message) -> None:
-        slot.end_run()
+        slot.answer()
         await send(message)
 
     return freeing_send
@@ -196,11 +206,12 @@ def _uses_threads(scope: Scope) -> bool:
     return not OWN_EXECUTORS.fullmatch(scope["path"])
 
 
-@contextmanager
-def waiting(scope: Scope, most: int) -> Iterator[None]:
+@asynccontextmanager
+async def waiting(scope: Scope, most: int) -> AsyncIterator[None]:
     """Count a stream or long poll as a wait of its caller; raise TooMany beyond ``most``.
 
-    The request releases its slot, because it only waits from now on.
+    The request releases its slot, because it only waits from now on. Hundreds of waits may end
+    together, so each takes a turn before the request goes on.
     """
     slot: Slot = scope[SLOT]
     load = slot.load
@@ -221,6 +232,7 @@ def waiting(scope: Scope, most: int) -> Iterator[None]:
     finally:
         load.waits -= 1
         workspace.waits -= 1
+    await take_turn(scope)
 
 
 class WaitingResponse(StreamingResponse):
@@ -232,7 +244,7 @@ class WaitingResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; raise TooMany if the caller has too many waits."""
-        with waiting(scope, self._most):
+        async with waiting(scope, self._most):
             await super().__call__(scope, receive, send)
 
 

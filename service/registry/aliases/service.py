@@ -8,6 +8,7 @@ from typing import NamedTuple
 from calibrators import Report
 from calibrators.methods.segmented import Segmented
 from calibrators.metrics import Interval
+from calibrators.registry import all_maps
 from calibrators.report.verdict import Verdict
 from service.access.permissions import Principal
 from service.errors import Conflict, Invalid, NotFound, Stale
@@ -154,6 +155,10 @@ def objection(
             f"takes no segments, but callers of {alias!r} may be sending them, because version "
             f"{before.number} takes them"
         )
+    if before is not None and _needs_features(before) != _needs_features(version):
+        words = ("needs features", "takes none")
+        now, then = words if _needs_features(version) else words[::-1]
+        found.append(f"{now}, but version {before.number}, which callers of {alias!r} use, {then}")
     if version.verdict is None:
         found.append("was not judged: it has no report, or one without a verdict")
     elif version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
@@ -180,6 +185,11 @@ def _points(change: Interval) -> str:
     """Return a change in percentage points, with its interval."""
     low, value, high = (f"{100 * one:+.1f}" for one in (change.low, change.value, change.high))
     return f"{value} points, {100 * change.level:g} % interval {low} to {high}"
+
+
+def _needs_features(version: Version) -> bool:
+    map_type = all_maps().get(version.method)
+    return map_type is not None and map_type.has_features
 
 
 def _input(version: Version) -> str:

@@ -52,12 +52,16 @@ def draw(request: dict[str, Any]) -> bytes:
 def compare(request: dict[str, Any]) -> bytes:
     """Return the report of two maps on the rows of a dataset, or on a sample of them."""
     path, format = Path(request["path"]), formats.Format(request["format"])
+    maps = [archive.load(Path(one).read_bytes()) for one in request["maps"]]
     rows, data, digest = formats.sample(
-        path, format, request["kind"], request["most_rows"], MAX_VALUES
+        path,
+        format,
+        request["kind"],
+        request["most_rows"],
+        MAX_VALUES,
+        with_features=any(one.has_features for one in maps),
     )
-    first, second = (
-        archive.load(Path(one).read_bytes()).apply_set(data) for one in request["maps"]
-    )
+    first, second = (one.apply_set(data) for one in maps)
     report = evaluate(
         second,
         data.labels,

@@ -26,6 +26,13 @@ SEGMENTS: Plain = {
     "description": "The segment of each row, for a map that has segments",
 }
 
+FEATURES: Plain = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": "number"}},
+    "description": "The input of the model's last layer (n, d), for a map that needs features",
+}
+UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, and not used"}
+
 ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
     "401": "No key, or an invalid one",
@@ -164,7 +171,14 @@ BODY: Plain = {
                     *(
                         {
                             "type": "object",
-                            "properties": {name: VALUES, "labels": LABELS, "segments": SEGMENTS},
+                            "properties": {
+                                name: VALUES,
+                                "labels": LABELS,
+                                "segments": SEGMENTS,
+                                "features": FEATURES,
+                                "head_weight": UNUSED,
+                                "head_bias": UNUSED,
+                            },
                             "required": [name],
                             "additionalProperties": False,
                         }
@@ -209,7 +223,10 @@ OPENAPI: Plain = {
                 "calibrates each row for its segment; rows of unknown segments are calibrated by "
                 "the map for all rows, and a Calibrd-Warning counts them. Other maps refuse "
                 "segments (`no_segments`) unless there are labels; the evaluation then also "
-                "reports each segment (`by_segment`)."
+                "reports each segment (`by_segment`).\n\n"
+                "A map of a method that needs features, such as `feature_clipping`, takes them in "
+                "`features` (n, d) and is refused without them (`missing_features`); other maps "
+                "refuse them (`no_features`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,

@@ -167,7 +167,10 @@ class Predict:
     ) -> tuple[Headers, bytes]:
         """Respond on the event loop if that is quick."""
         is_long = (
-            arrays.labels is not None or arrays.segments is not None or request.interval is not None
+            arrays.labels is not None
+            or arrays.segments is not None
+            or arrays.features is not None
+            or request.interval is not None
         )
         # Accept may request JSON: assuming so is cheaper than parsing the header
         writes_json = format is Format.JSON or bool(sent.accept) or request.top is not None

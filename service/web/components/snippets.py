@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
+from calibrators.features import MAX_FEATURES
+from calibrators.registry import all_maps
 from service.storage.records import PRODUCTION, Version
 
 LONGEST_BODY = 1000
+NAMED = {
+    "segments": "the segment of each row",
+    "features": "the input of the model's last layer, for each row",
+}
 KEY = '-H "Authorization: Bearer $CALIBRD_API_KEY"'
 
 
@@ -31,14 +37,18 @@ def snippets(
     predict = f"{url}/v1/calibrators/{reference}/predict"
     model = f"{url}/v2/models/{name}" + ("" if ref == PRODUCTION else f"/versions/{ref}")
     segments = _segments(version)
-    named = {"segments": segments} if segments else {}
-    return (
+    features = _features(version)
+    named: dict[str, Any] = {"segments": segments} if segments else {}
+    if features:
+        named["features"] = features
+    found = (
         Snippet("curl", _curl(predict, {version.kind: _row(version), **named}, needs_key)),
-        Snippet("Python", _python(url, reference, version, segments)),
-        Snippet(
-            "KServe, Triton", _curl(f"{model}/infer", _inference(version, segments), needs_key)
-        ),
+        Snippet("Python", _python(url, reference, version, named)),
     )
+    if features:  # the protocol has no input for them
+        return found
+    inference = _curl(f"{model}/infer", _inference(version, segments), needs_key)
+    return (*found, Snippet("KServe, Triton", inference))
 
 
 def address(request: Request) -> str:
@@ -67,6 +77,14 @@ def _segments(version: Version) -> list[str]:
     return [str(one["name"]) for one in found[:1] if isinstance(one, dict) and "name" in one]
 
 
+def _features(version: Version) -> list[list[float]]:
+    """Return features of the example row, for a map that needs them."""
+    map_type, found = all_maps().get(version.method), version.fit_info.get("features")
+    if map_type is None or not map_type.has_features or not isinstance(found, int):
+        return []
+    return [[0.0] * found] if 1 <= found <= MAX_FEATURES else []
+
+
 def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
     content = shlex.quote(json.dumps(body))
     if len(content) > LONGEST_BODY:  # let Python generate it in the shell
@@ -89,17 +107,16 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _python(url: str, reference: str, version: Version, segments: list[str]) -> str:
+def _python(url: str, reference: str, version: Version, named: dict[str, Any]) -> str:
     kind, follows = (
         version.kind,
         "" if reference.rpartition("@")[2].isdigit() else "follows the alias, ",
     )
-    argument = ", segments=segments" if segments else ""
+    argument = "".join(f", {name}={name}" for name in named)
+    given = "".join(f"{name} = {_short(one)}  # {NAMED[name]}\n" for name, one in named.items())
     return (
         "import calibrd\n\n"
-        f"{kind} = {_short(_row(version))}\n"
-        + (f"segments = {_short(segments)}  # the segment of each row\n" if segments else "")
-        + "# the key is read from CALIBRD_API_KEY\n"
+        f"{kind} = {_short(_row(version))}\n" + given + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
         f'p = client.predict("{reference}", {kind}{argument})\n\n'
         f"# in this process: {follows}works while the service is down\n"

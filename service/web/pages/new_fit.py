@@ -46,6 +46,8 @@ class Choice:
     reference: str
     keeps_class: bool | None
     needs_segments: bool
+    needs_features: bool
+    needs_head: bool
     is_chosen: bool
     parameters: str
 
@@ -90,6 +92,8 @@ def choices() -> list[Choice]:
             recipe.reference,
             keeps_class(name),
             recipe.needs_segments,
+            recipe.needs_features,
+            recipe.needs_head,
             name == DEFAULT_METHOD,
             _defaults(recipe),
         )

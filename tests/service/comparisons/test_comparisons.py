@@ -62,6 +62,21 @@ def test_on_rows_that_both_were_judged_on(service: Local) -> None:
     assert other_way["verdict"] == "worse"
 
 
+def test_requests_for_one_comparison_share_its_text(
+    service: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"first": 1, "second": 2}
+    first = service.get(PATH, params=asked)
+
+    def written(*_: Any) -> Any:
+        raise AssertionError("the report is written once")
+
+    monkeypatch.setattr(Report, "to_dict", written)
+    again = service.get(PATH, params=asked)
+    assert (again.status_code, again.content) == (200, first.content)
+    assert again.headers["content-type"] == "application/json"
+
+
 def test_training_rows_give_figures_and_no_verdict(service: Local) -> None:
     content = npz(*sample(2000, CLASSES))
     id = service.post("/v1/datasets", content=content, headers=NPZ).json()["id"]

@@ -192,3 +192,11 @@ def test_the_bytes_of_parts_are_kept_as_a_sum(place: Place) -> None:
         assert store.datasets.open_bytes(place.workspace) == 42
         store.datasets.remove("ds_a")
         assert store.datasets.open_bytes(place.workspace) == 7
+
+
+def test_uploads_leave_no_folders(limited: Local, tmp_path: Path) -> None:
+    for _ in range(3):
+        url = opened(limited)
+        assert put(limited, url, 1, 10) == "ok"
+        assert limited.delete(url).status_code == 204
+    assert not [path for path in tmp_path.rglob("parts/*") if path.is_dir()]

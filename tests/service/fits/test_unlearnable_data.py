@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.backends import Backend
 from helpers.fit_fixtures import Hooks, Place, begin
+from helpers.samples import features_of, head_of
 from sqlalchemy import update
 
 from calibrators import CalibrationWarning, all_methods
@@ -34,6 +35,7 @@ DATA: dict[str, tuple[Any, Any]] = {
     "three rows": (LOGITS[:3], LOGITS[:3].argmax(axis=1)),
 }
 FALLING_BACK = set(METHODS) - {"auto", "identity", "segmented", "temperature"}
+FALLING_BACK -= {name for name, one in all_methods().items() if one.needs_features}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,16 @@ def fitted(place: Place, case: str, *methods: str) -> tuple[FitStatus, list[Vers
     """The versions that a worker makes of data."""
     logits, labels = DATA[case]
     segments = np.resize(["app", "web"], len(labels))
-    data = place.dataset(logits=logits * next(SCALES), labels=labels, segments=segments)
+    logits = logits * next(SCALES)
+    weight, bias = head_of(4)
+    data = place.dataset(
+        logits=logits,
+        labels=labels,
+        segments=segments,
+        features=features_of(logits),
+        head_weight=weight,
+        head_bias=bias,
+    )
     fit = place.start_fit(data, *((name, {}) for name in methods))
     job = begin(place.database, fit.id, worker="w1", device="cpu")
     assert job is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from service.http.middleware.fair_turns import Turn, Turns
+from service.http.middleware.fair_turns import TURN, Turn, Turns
+from service.http.middleware.request_limits import SLOT, CallerLoad, Slot, WorkspaceLoad, waiting
 
 
 def test_requests_of_one_caller_begin_in_different_turns_of_the_loop() -> None:
@@ -56,3 +57,37 @@ def test_a_caller_that_left_keeps_nobody_waiting() -> None:
 
     asyncio.run(run())
     assert begun == [0, 3]
+
+
+def test_waits_that_end_together_go_on_one_after_the_other() -> None:
+    turns, went_on = Turns(), []
+
+    async def request(load: CallerLoad, event: asyncio.Event) -> None:
+        scope = {SLOT: Slot(load), TURN: Turn(turns, "many")}
+        async with waiting(scope, 50):
+            await event.wait()
+        went_on.append(turns.number)
+
+    async def run() -> CallerLoad:
+        event, load = asyncio.Event(), CallerLoad(WorkspaceLoad(asyncio.Semaphore(1)))
+        tasks = [asyncio.create_task(request(load, event)) for _ in range(40)]
+        await asyncio.sleep(0)
+        event.set()
+        await asyncio.gather(*tasks)
+        return load
+
+    assert asyncio.run(run()).waits == 0
+    assert len(set(went_on)) == len(went_on) == 40
+
+
+def test_who_listens_for_a_disconnect_takes_no_thread() -> None:
+    async def run() -> int:
+        workspace = WorkspaceLoad(asyncio.Semaphore(2))
+        slots = [Slot(CallerLoad(workspace)) for _ in range(10)]
+        for slot in slots:
+            await slot.run()
+            slot.answer()
+            await slot.run()  # for the end of its empty body, while a slow reader reads
+        return workspace.threads._value
+
+    assert asyncio.run(asyncio.wait_for(run(), 5)) == 2

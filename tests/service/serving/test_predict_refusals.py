@@ -19,8 +19,9 @@ from helpers.predict_app import (
     npy,
     post,
 )
+from helpers.samples import suited
 
-from calibrators import CalibrationSet, all_methods
+from calibrators import all_methods
 from calibrators.methods.temperature import TemperatureMap
 from service.access.permissions import Principal, Scope
 from service.datasets.formats import Arrays, Format
@@ -68,9 +69,7 @@ def test_the_first_bad_row_is_named():
 @pytest.mark.parametrize("method", [name for name in all_methods() if name != "auto"])
 @pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "infinite")])
 def test_no_method_answers_for_nan(method, value, code, overconfident, monkeypatch):
-    data = overconfident
-    if all_methods()[method].needs_segments:
-        data = CalibrationSet(data.logits, data.labels, np.arange(data.n) % 3)
+    data = suited(overconfident, all_methods()[method])
     monkeypatch.setitem(MAPS, "fitted", all_methods()[method]().fit(data))
     values = np.array(overconfident.logits[:3])
     values[2, 1] = value

@@ -74,6 +74,7 @@ MIGRATION_HASHES = {
     "0014": "acb4b0772fffa3781f6ffdf89cefbaf5b76ae365e8d6a62c8248265a568ab591",
     "0015": "1f6d5fbfd2cbbf648bdcaf1b1a910f39d2137b04db3a1ed1fcf7bf30d63e0c38",
     "0016": "9a6e14a3efb288bfcffe084c790c92ea9c2dcec421441df0bbcda7acd14c5ffa",
+    "0017": "0047a20174ad2f48eac64e23e1745edecfec764c698665726d1ce4b4cf5cbddf",
 }
 
 

@@ -14,10 +14,11 @@ import pytest
 from helpers.dashboard_pages import HTML, Shell, check_page, row_of, signed_in
 from helpers.live_service import Local
 from helpers.registration import registration
-from helpers.samples import draw
+from helpers.samples import draw, with_features
 from helpers.workspace_contents import ALIAS, CALIBRATOR, CLASSES, fitted_elsewhere
 
 from calibrators import CalibrationSet
+from calibrators.methods.feature_clipping import FeatureClipping
 from calibrators.methods.segmented import Segmented
 from calibrators.methods.temperature import TemperatureMap
 from service.access.permissions import Scope
@@ -136,6 +137,19 @@ def test_lines_to_paste_name_a_segment_where_there_are_some(local: Local) -> Non
     exec(python, names_there)  # noqa: S102 - what the page offers to paste
     names_there["client"].close()
     assert names_there["p"][0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_lines_to_paste_hold_features_where_they_are_needed(local: Local) -> None:
+    fitted = FeatureClipping(thresholds=5).fit(with_features(draw(400, 3)))
+    body = registration(fitted)
+    assert local.post("/v1/calibrators/clipped/versions", json=body).status_code == 201
+    curl, python = pasted(local.get("/calibrators/clipped", headers=HTML).text)
+    expected = fitted.apply([[3.0, 1.0, 0.0]], features=np.zeros((1, 6)))[0]
+    assert json.loads(_run(curl))["probabilities"][0] == pytest.approx(expected, rel=1e-6)
+    names: dict[str, Any] = {}
+    exec(python, names)  # noqa: S102 - what the page offers to paste
+    names["client"].close()
+    assert names["p"][0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_lines_to_paste_name_the_place_behind_a_proxy(two: Local) -> None:

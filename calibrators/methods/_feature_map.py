@@ -1,0 +1,57 @@
+"""Base class of the maps that need the features of each row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from numpy.typing import ArrayLike
+
+from calibrators.arrays import check_rows, row_maxima
+from calibrators.base import CalibrationMap
+from calibrators.data import CalibrationSet
+from calibrators.errors import DataError, ExportError
+from calibrators.export.onnx import Builder
+from calibrators.features import as_features
+from calibrators.numerics.parallel import Floats
+
+
+class FeatureMap(CalibrationMap):
+    """A map whose result depends on the features of each row, which it refuses to do without."""
+
+    has_features = True
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int:
+        """Number of features of a row."""
+
+    @abstractmethod
+    def _transform_features(self, logits: Floats, features: Floats) -> Floats:
+        """Return the calibrated logits of checked logits (n, k) with checked features (n, d)."""
+
+    def apply_set(self, data: CalibrationSet) -> Floats:
+        """Return calibrated probabilities (n, k) of a checked set with features."""
+        features = None if data.features is None else data.features.values
+        return self._softmax(self._transform_with(self._logits_of_set(data), features))
+
+    def onnx_logits(self, graph: Builder, logits: str) -> str:
+        """Raise an ExportError: a graph has the logits as its only input."""
+        raise ExportError(
+            "not_exportable",
+            f"a map of the method {self.method!r} needs the features of each row, which an "
+            "exported model does not take: apply it with the SDK or the service",
+        )
+
+    def _transform(self, logits: Floats) -> Floats:
+        return self._transform_with(logits, None)
+
+    def _transform_with(self, logits: Floats, features: ArrayLike | None) -> Floats:
+        check_rows(row_maxima(logits))
+        if features is None:
+            raise DataError(
+                "missing_features",
+                f"this map of the method {self.method!r} needs the {self.feature_count} features "
+                "of each row: pass features=",
+            )
+        checked = as_features(features, rows=len(logits), width=self.feature_count)
+        return self._transform_features(logits, checked)

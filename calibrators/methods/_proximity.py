@@ -1,0 +1,61 @@
+"""Proximity of rows to the fit rows, from the distances of their features to the nearest ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.numerics.parallel import Floats
+
+BLOCK_NUMBERS = 1 << 22
+
+
+def unit_rows(features: Floats) -> Floats:
+    """Return features (n, d) divided by their Euclidean norm, float32; rows of zeros stay.
+
+    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).round(1).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    wide = np.asarray(features, np.float64)
+    largest = np.abs(wide).max(axis=1, keepdims=True)
+    wide = wide / np.where(largest > 0, largest, 1)  # so that no square overflows or vanishes
+    norms = np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1)  # 0 only in rows of zeros
+    return np.asarray(wide / norms, np.float32)
+
+
+def proximities(
+    features: Floats, references: Floats, neighbours: int, own: NDArray[np.intp] | None = None
+) -> Floats:
+    """Return ``exp(-mean distance)`` of each row to its nearest ``references`` (m, d), (n,).
+
+    Rows and references are compared as unit vectors by their Euclidean distance. ``own`` (n,) is
+    the place of each row among the references, which does not count; -1 if it is not one of them.
+
+    >>> references = unit_rows(np.array([[1.0, 0.0], [0.0, 1.0]]))
+    >>> proximities(np.array([[5.0, 0.0]]), references, 1).tolist()
+    [1.0]
+    """
+    out = np.empty(len(features))
+    step = max(1, BLOCK_NUMBERS // max(len(references), neighbours * references.shape[1]))
+    for start in range(0, len(features), step):
+        block = unit_rows(features[start : start + step])
+        places = None if own is None else own[start : start + step]
+        out[start : start + step] = _of_block(block, references, neighbours, places)
+    return out
+
+
+def _of_block(
+    block: Floats, references: Floats, neighbours: int, own: NDArray[Any] | None
+) -> Floats:
+    likeness = block @ references.T
+    if own is not None:
+        known = np.flatnonzero(own >= 0)
+        likeness[known, own[known]] = -np.inf
+    count = min(neighbours, len(references) - (own is not None))
+    nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
+    # products of float32 do not tell small distances from zero
+    gaps = references[nearest].astype(np.float64) - block[:, np.newaxis]
+    distances = np.sqrt(np.einsum("ijk,ijk->ij", gaps, gaps))
+    return np.asarray(np.exp(-np.sort(distances, axis=1).mean(axis=1)))

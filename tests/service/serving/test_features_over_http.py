@@ -1,0 +1,302 @@
+"""Features over HTTP: uploaded with their rows, fitted, asked for; refused where they are wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from helpers.feature_samples import CLASSES, WIDTH, arrays_with_features, rows_with_features
+from helpers.live_service import NPZ
+
+from calibrators import CalibrationSet, archive
+from calibrators.features import MAX_FEATURES
+from calibrators.methods.feature_clipping import FeatureClipping, FeatureClippingMap
+from calibrators.methods.procal import ProCal
+from calibrators.methods.temperature import TemperatureScaling
+
+DATA = arrays_with_features()
+ROWS = {name: DATA[name][:6] for name in ("logits", "features")}
+SAFETENSORS = {"Content-Type": "application/x-safetensors"}
+METHODS = ("feature_clipping", "grouping", "procal")
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def sent_as_json(**arrays: np.ndarray) -> bytes:
+    return json.dumps({name: array.tolist() for name, array in arrays.items()}).encode()
+
+
+def fitted(client: httpx.Client, name: str, **order: Any) -> dict[str, Any]:
+    answer = client.post(f"/v1/calibrators/{name}/fits", json=order, headers={"Prefer": "wait=30"})
+    assert answer.status_code in (201, 202), answer.text
+    return answer.json()
+
+
+def refused(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+@pytest.fixture
+def uploaded(client: httpx.Client) -> dict[str, Any]:
+    answer = client.post("/v1/datasets", content=npz(**DATA), headers=NPZ)
+    assert answer.status_code in (200, 201), answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def clipped(client: httpx.Client, uploaded: dict[str, Any]) -> FeatureClippingMap:
+    """The map that the service has fitted."""
+    if client.get("/v1/calibrators/clipped").status_code == 404:
+        job = fitted(client, "clipped", dataset=uploaded["id"], method="feature_clipping")
+        assert job["status"] == "succeeded", job
+        job = fitted(client, "plain", dataset=uploaded["id"], method="temperature")
+        assert job["status"] == "succeeded", job
+    found = archive.load(client.get("/v1/calibrators/clipped/versions/1/map").content)
+    assert isinstance(found, FeatureClippingMap)
+    return found
+
+
+def test_the_fit_is_that_of_calibrators(client: httpx.Client, clipped: FeatureClippingMap) -> None:
+    local = FeatureClipping().fit(CalibrationSet(**rows_with_features()))
+    assert clipped.threshold == local.threshold
+    assert clipped.temperature == pytest.approx(local.temperature, rel=1e-6)
+    np.testing.assert_array_equal(clipped.weight, local.weight)
+    report = client.get("/v1/calibrators/clipped/versions/1/report").json()
+    assert report["n"] == 300
+
+
+def test_the_methods_say_what_they_need(client: httpx.Client) -> None:
+    found = client.get("/v1/methods").json()
+    assert {one["name"] for one in found if one["needs_features"]} == set(METHODS)
+    assert [one["name"] for one in found if one["needs_head"]] == ["feature_clipping"]
+
+
+def test_a_dataset_says_which_features_it_has(client: httpx.Client, uploaded: Any) -> None:
+    assert (uploaded["features"], uploaded["has_head"]) == (WIDTH, True)
+    body = npz(logits=DATA["logits"], labels=DATA["labels"], features=DATA["features"])
+    bare = client.post("/v1/datasets", content=body, headers=NPZ).json()
+    assert (bare["features"], bare["has_head"]) == (WIDTH, False)
+    body = npz(logits=DATA["logits"], labels=DATA["labels"])
+    plain = client.post("/v1/datasets", content=body, headers=NPZ).json()
+    assert (plain["features"], plain["has_head"]) == (None, False)
+
+
+@pytest.mark.parametrize("form", ["npz", "float16", "packed", "fortran", "safetensors", "json"])
+def test_all_formats_of_arrays_hold_features(client: httpx.Client, form: str) -> None:
+    arrays = dict(DATA)
+    if form == "float16":
+        arrays["features"] = arrays["features"].astype(np.float16)
+    if form == "fortran":
+        arrays = {name: np.asfortranarray(one) for name, one in arrays.items()}
+    body, headers = npz(**arrays), NPZ
+    if form == "packed":
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)
+        body = file.getvalue()
+    elif form == "safetensors":
+        body, headers = safetensors.numpy.save(arrays), SAFETENSORS
+    elif form == "json":
+        arrays = {name: one[:200] if len(one) == 1500 else one for name, one in arrays.items()}
+        body, headers = sent_as_json(**arrays), {"Content-Type": "application/json"}
+    answer = client.post("/v1/datasets", content=body, headers=headers)
+    assert answer.status_code in (200, 201), answer.text
+    name = f"formats-{form}"
+    job = fitted(client, name, dataset=answer.json()["id"], method="feature_clipping")
+    assert job["status"] == "succeeded", job
+    found = archive.load(client.get(f"/v1/calibrators/{name}/versions/1/map").content)
+    rows = rows_with_features() if form != "json" else {}
+    if rows:
+        local = FeatureClipping().fit(CalibrationSet(**rows))
+        assert found.threshold == pytest.approx(local.threshold, rel=1e-2)
+
+
+@pytest.mark.parametrize("form", ["npz", "safetensors", "json"])
+def test_predict_takes_features(
+    client: httpx.Client, clipped: FeatureClippingMap, form: str
+) -> None:
+    url = "/v1/calibrators/clipped@1/predict"
+    expected = clipped.apply(ROWS["logits"], features=ROWS["features"])
+    if form == "json":
+        answer = client.post(url, json={name: one.tolist() for name, one in ROWS.items()})
+        found = np.array(answer.json()["probabilities"])
+    elif form == "npz":
+        answer = client.post(url, content=npz(**ROWS), headers=NPZ)
+        found = np.load(io.BytesIO(answer.content))["probabilities"]
+    else:
+        answer = client.post(url, content=safetensors.numpy.save(ROWS), headers=SAFETENSORS)
+        found = safetensors.numpy.load(answer.content)["probabilities"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_method_without_a_head_needs_features_alone(client: httpx.Client) -> None:
+    content = npz(**without("head_weight", "head_bias"))
+    data = client.post("/v1/datasets", content=content, headers=NPZ).json()
+    job = fitted(client, "procal", dataset=data["id"], method="procal")
+    assert job["status"] == "succeeded", job
+    answer = client.post("/v1/calibrators/procal@1/predict", content=npz(**ROWS), headers=NPZ)
+    found = np.load(io.BytesIO(answer.content))["probabilities"]
+    rows = CalibrationSet(DATA["logits"], DATA["labels"], features=DATA["features"])
+    expected = ProCal().fit(rows).apply(ROWS["logits"], features=ROWS["features"])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_predict_evaluates_a_dataset_as_it_was_uploaded(
+    client: httpx.Client, clipped: FeatureClippingMap
+) -> None:
+    headers = {**NPZ, "Accept": "application/json"}
+    answer = client.post("/v1/calibrators/clipped@1/predict", content=npz(**DATA), headers=headers)
+    found = answer.json()["evaluation"]
+    assert found["n"] == 1500
+    p = clipped.apply(DATA["logits"], features=DATA["features"])
+    nll = -np.log(p[np.arange(1500), DATA["labels"]]).mean()
+    assert found["metrics"]["nll"] == pytest.approx(nll, rel=1e-4)
+
+
+def test_predict_says_what_is_wrong(client: httpx.Client, clipped: FeatureClippingMap) -> None:
+    def post(name: str, **arrays: np.ndarray) -> tuple[int, str]:
+        url = f"/v1/calibrators/{name}@1/predict"
+        return refused(client.post(url, content=npz(**arrays), headers=NPZ))
+
+    assert post("clipped", logits=ROWS["logits"]) == (422, "missing_features")
+    assert post("plain", **ROWS) == (422, "no_features")
+    few = {**ROWS, "features": ROWS["features"][:5]}
+    assert post("clipped", **few) == (422, "features_length")
+    narrow = {**ROWS, "features": ROWS["features"][:, 1:]}
+    assert post("clipped", **narrow) == (422, "wrong_features")
+    flat = {**ROWS, "features": ROWS["features"][:, 0]}
+    assert post("clipped", **flat) == (422, "bad_features")
+    broken = ROWS["features"].copy()
+    broken[4, 2] = np.inf
+    answer = client.post(
+        "/v1/calibrators/clipped@1/predict",
+        content=npz(**{**ROWS, "features": broken}),
+        headers=NPZ,
+    )
+    assert refused(answer) == (422, "features_not_finite")
+    assert "first row 4" in answer.json()["detail"]
+    inputs = [{"name": "logits", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]
+    answer = client.post("/v2/models/clipped/versions/1/infer", json={"inputs": inputs})
+    assert answer.status_code == 422
+    assert "needs the 6 features" in answer.text
+
+
+def changed(name: str, array: Any) -> dict[str, Any]:
+    return {**DATA, name: array}
+
+
+def without(*names: str) -> dict[str, Any]:
+    return {name: one for name, one in DATA.items() if name not in names}
+
+
+def spoilt(name: str, *place: int) -> dict[str, Any]:
+    array = DATA[name].copy()
+    array[place] = np.nan
+    return changed(name, array)
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "NaN": (spoilt("features", 1400, 3), "features_not_finite", "first row 1400"),
+    "too few": (changed("features", DATA["features"][1:]), "features_length", "1499"),
+    "one dimension": (changed("features", DATA["features"][:, 0]), "bad_features", "(1500,)"),
+    "integers": (changed("features", DATA["features"].astype(int)), "bad_features", "int64"),
+    "too wide": (
+        changed("features", np.zeros((1500, MAX_FEATURES + 1), np.float16)),
+        "bad_features",
+        "16,385",
+    ),
+    "a head of other classes": (
+        changed("head_weight", np.ones((CLASSES + 1, WIDTH))),
+        "bad_head",
+        "for 4 classes",
+    ),
+    "a head of other features": (
+        changed("head_weight", np.ones((CLASSES, WIDTH + 1))),
+        "bad_head",
+        "each of the 6 features, got 7",
+    ),
+    "NaN in the head": (spoilt("head_weight", 0, 0), "bad_head", "must be finite"),
+    "a bias alone": (without("head_weight"), "bad_head", "without head_weight"),
+    "a head alone": (without("features"), "missing_features", "without features"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_datasets_that_break_a_rule_are_refused(client: httpx.Client, case: str) -> None:
+    arrays, code, words = BROKEN[case]
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    answer = client.post("/v1/datasets", content=file.getvalue(), headers=NPZ)
+    assert refused(answer) == (422, code), answer.text
+    assert words in answer.json()["detail"]
+
+
+def test_a_fit_needs_what_its_method_needs(client: httpx.Client, uploaded: Any) -> None:
+    body = npz(logits=DATA["logits"], labels=DATA["labels"])
+    plain = client.post("/v1/datasets", content=body, headers=NPZ).json()
+    body = npz(**without("head_weight", "head_bias"))
+    headless = client.post("/v1/datasets", content=body, headers=NPZ).json()
+    other = arrays_with_features(900, seed=4)
+    other["features"] = other["features"][:, :5]
+    del other["head_weight"], other["head_bias"]
+    narrow = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
+    for data, evaluation, code in (
+        (plain, None, "missing_features"),
+        (headless, None, "missing_head"),
+        (uploaded, plain, "missing_features"),
+        (uploaded, narrow, "evaluation_differs"),
+    ):
+        order = {"dataset": data["id"], "method": "feature_clipping"}
+        if evaluation is not None:
+            order["evaluation"] = evaluation["id"]
+        answer = client.post("/v1/calibrators/lacking/fits", json=order)
+        assert refused(answer) == (422, code), answer.text
+
+
+def test_a_head_of_another_layer_fails_the_fit(client: httpx.Client) -> None:
+    body = npz(**changed("head_weight", -DATA["head_weight"]))
+    answer = client.post("/v1/datasets", content=body, headers=NPZ)
+    job = fitted(client, "other-head", dataset=answer.json()["id"], method="feature_clipping")
+    assert (job["status"], job["error"]["code"]) == ("failed", "head_differs")
+
+
+def test_versions_are_compared_on_a_dataset_with_features(
+    client: httpx.Client, clipped: FeatureClippingMap
+) -> None:
+    other = arrays_with_features(700, seed=8)
+    dataset = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
+    job = fitted(client, "clipped", dataset=dataset["id"], method="temperature")
+    second = job["versions"][0]
+    url = "/v1/calibrators/clipped/compare"
+    query = {"first": 1, "second": second, "dataset": dataset["id"]}
+    answer = client.get(url, params=query)
+    assert answer.status_code == 200, answer.text
+    rows = CalibrationSet(other["logits"], other["labels"])
+    p = clipped.apply(rows.logits, features=other["features"])
+    before = -np.log(p[np.arange(rows.n), rows.labels]).mean()
+    p = TemperatureScaling().fit(rows).apply(rows.logits)
+    after = -np.log(p[np.arange(rows.n), rows.labels]).mean()
+    report = answer.json()["report"]
+    assert report["before"]["metrics"]["nll"] == pytest.approx(before, rel=1e-4)
+    assert report["metrics"]["nll"] == pytest.approx(after, rel=1e-4)
+
+
+def test_an_alias_does_not_move_to_other_input_by_itself(
+    client: httpx.Client, clipped: FeatureClippingMap, uploaded: Any
+) -> None:
+    first = fitted(client, "moved", dataset=uploaded["id"], method="temperature")["versions"][0]
+    job = fitted(client, "moved", dataset=uploaded["id"], method="feature_clipping")
+    (second,) = job["versions"]
+    url = "/v1/calibrators/moved/aliases/production"
+    assert client.put(url, json={"version": first, "force": True, "reason": "x"}).status_code < 300
+    answer = client.put(url, json={"version": second})
+    assert refused(answer) == (409, "needs_force")
+    assert "needs features, but version 1" in answer.json()["detail"]
