@@ -124,7 +124,7 @@ def report(found: Sequence[Found]) -> str:
     """Return the tables of these runs."""
     columns = COLUMNS | ({"noise": "OOD AUROC, noise"} if "noise" in _figures(found[0]) else {})
     shown = [tables(found, MAPS, columns, with_seeds=True)]
-    if "cross_entropy" in by_loss(found):
+    if by_loss(found).keys() > {"cross_entropy"}:
         shown.append(against_ce(found))
     return "\n".join([*shown, by_epoch(found), checkpoints(found)])
 
