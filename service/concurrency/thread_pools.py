@@ -123,8 +123,9 @@ class Executors:
 
     ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
     uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,
-    ``query`` makes the database calls of coroutines, and ``merge`` decides steps of runs, which
-    takes up to a minute. The database calls of plain functions stay on the framework's own threads.
+    ``download`` reads blobs for responses, ``query`` makes the database calls of coroutines, and
+    ``merge`` decides steps of runs, which takes up to a minute. The database calls of plain
+    functions stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
@@ -132,6 +133,9 @@ class Executors:
     store: FairExecutor = field(default_factory=lambda: FairExecutor("store", 4, most_waiting=256))
     load: FairExecutor = field(default_factory=lambda: FairExecutor("load", 4, most_waiting=256))
     apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
+    download: FairExecutor = field(
+        default_factory=lambda: FairExecutor("download", 4, most_waiting=2048)
+    )
     query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))
 

@@ -1,15 +1,15 @@
-"""Blobs as responses, streamed in chunks so that no connection holds a whole blob in memory."""
+"""Blobs as responses, streamed in pieces so that no connection holds a whole blob in memory."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 from fastapi import Response
-from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from service.concurrency.thread_pools import Runner
 from service.errors import BlobCorrupt
 from service.storage.blobs import BlobReader, Blobs
 
@@ -17,38 +17,66 @@ PIECE = 1 << 17
 BINARY = "application/octet-stream"
 
 
-class BlobResponse(StreamingResponse):
-    """A response that closes its blob when it ends, whether or not the client read it all."""
+class BlobResponse(Response):
+    """A response with a blob, read piece by piece on threads that the caller's downloads share.
+
+    It ends, and closes the blob, when the client leaves.
+    """
 
     def __init__(
-        self, opened: ExitStack, blob: BlobReader, sha256: str, headers: dict[str, str]
+        self,
+        opened: ExitStack,
+        blob: BlobReader,
+        sha256: str,
+        headers: dict[str, str],
+        run: Runner,
     ) -> None:
-        stated = {**headers, "Content-Length": str(blob.size)}
-        super().__init__(_pieces(blob, sha256), headers=stated, media_type=BINARY)
+        super().__init__(headers={**headers, "Content-Length": str(blob.size)}, media_type=BINARY)
         self._opened = opened
+        self._blob = blob
+        self._sha256 = sha256
+        self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the blob."""
+        """Send the blob until the client leaves."""
         with self._opened:
-            await super().__call__(scope, receive, send)
+            start = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+            sending = asyncio.ensure_future(self._send_pieces(send))
+            leaving = asyncio.ensure_future(_left(receive))
+            try:
+                await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                has_ended = sending.done()
+                sending.cancel()
+                leaving.cancel()
+                await asyncio.gather(sending, leaving, return_exceptions=True)
+            if has_ended:
+                sending.result()
+
+    async def _send_pieces(self, send: Send) -> None:
+        """Send the bytes; raise before the last piece if their hash has changed."""
+        digest, size = hashlib.sha256(), self._blob.size
+        for start in range(0, size, PIECE):
+            end = min(start + PIECE, size)
+            piece = await self._run(self._blob.read, start, end)
+            digest.update(piece)
+            if end == size and digest.hexdigest() != self._sha256:
+                raise BlobCorrupt("blob_corrupt", "the stored bytes changed during the transfer")
+            await send({"type": "http.response.body", "body": piece, "more_body": end < size})
 
 
-def blob_response(blobs: Blobs, key: str, sha256: str, headers: dict[str, str]) -> Response:
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def blob_response(
+    blobs: Blobs, key: str, sha256: str, headers: dict[str, str], run: Runner
+) -> Response:
     """Return a response with a blob whose hash has been checked; stream it unless it is small."""
     with ExitStack() as opened:
         blob = opened.enter_context(blobs.reader(key, sha256))
         if blob.size <= PIECE:
             return Response(blob.read(0, blob.size), headers=headers, media_type=BINARY)
-        return BlobResponse(opened.pop_all(), blob, sha256, headers)
-
-
-def _pieces(blob: BlobReader, sha256: str) -> Iterator[bytes]:
-    """Yield a blob's bytes; raise before the last piece if their hash has changed."""
-    digest = hashlib.sha256()
-    for start in range(0, blob.size, PIECE):
-        end = min(start + PIECE, blob.size)
-        piece = blob.read(start, end)
-        digest.update(piece)
-        if end == blob.size and digest.hexdigest() != sha256:
-            raise BlobCorrupt("blob_corrupt", "the stored bytes changed during the transfer")
-        yield piece
+        return BlobResponse(opened.pop_all(), blob, sha256, headers, run)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from calibrators import all_methods
 from calibrators.registry import keeps_class
 from service.access.idempotency import check_key
-from service.access.permissions import Scope
+from service.access.permissions import Principal, Scope
 from service.dependencies import Joined, Parts
 from service.errors import Invalid, NotFound
 from service.fits.schemas import MethodOut
@@ -210,7 +210,7 @@ def get_map(
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
     key = map_key(caller.workspace, found.id, found.map_sha256)
-    return _blob(joined, key, found.map_sha256, if_none_match)
+    return _blob(joined, caller, key, found.map_sha256, if_none_match)
 
 
 @router.get(
@@ -236,15 +236,19 @@ def get_onnx(
     if sha256 is None:
         why = versions.why_no_onnx(found)
         raise NotFound("no_onnx", f"version {number} of {name} has no ONNX form: {why}")
-    return _blob(joined, onnx_key(caller.workspace, found.id, sha256), sha256, if_none_match)
+    key = onnx_key(caller.workspace, found.id, sha256)
+    return _blob(joined, caller, key, sha256, if_none_match)
 
 
-def _blob(joined: Parts, key: str, sha256: str, if_none_match: str | None) -> Response:
+def _blob(
+    joined: Parts, caller: Principal, key: str, sha256: str, if_none_match: str | None
+) -> Response:
     """Return immutable bytes, or 304 if the caller has them."""
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)
-    return blob_response(joined.blobs, key, sha256, headers)
+    run = joined.executors.download.of(caller.workspace)
+    return blob_response(joined.blobs, key, sha256, headers, run)
 
 
 def _decoded(text: str, name: str) -> bytes:

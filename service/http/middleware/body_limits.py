@@ -21,6 +21,7 @@ from service.errors import (
     Unauthenticated,
     Unsupported,
 )
+from service.http.middleware.fair_turns import take_turn
 from service.http.problems import problem_response
 
 LINGER_SECONDS = 1.0
@@ -178,7 +179,11 @@ class _WatchedBody:
         if self._ended:
             return await self._receive()
         message = await self._next_message()
-        if message["type"] == "http.disconnect":
+        has_left = message["type"] == "http.disconnect"
+        if has_left or not message.get("more_body", False):
+            # hundreds of bodies may end together
+            await take_turn(self._scope)
+        if has_left:
             self._on_disconnect()
             return message
         self._received += len(message.get("body", b""))

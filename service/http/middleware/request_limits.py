@@ -73,7 +73,7 @@ class Slot:
             return
         await self.load.workspace.threads.acquire()
         self._is_running = True
-        if not self._is_held:
+        if self._is_answered or not self._is_held:
             self.end_run()
 
     def end_run(self) -> None:

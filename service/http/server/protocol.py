@@ -112,11 +112,15 @@ class HttpProtocol(TurnReader):
         self.transport.abort()
 
     def eof_received(self) -> None:
-        """Refuse a body that ends too early; the client may still be reading."""
+        """Refuse a body that ends too early; the client may still be reading.
+
+        If hundreds end together, most are closed without a response, which would take time.
+        """
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.more_body:
             return
-        if not self._is_refused and not self._in_head:
+        if not self._is_refused and not self._in_head and self.read_turns.has_time:
+            self.read_turns.count(REQUEST_SECONDS)
             self._refuse(refusals.truncated())
 
     def on_response_complete(self) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
+
+from service.http.middleware.body_limits import BodyGuard
 from service.http.middleware.fair_turns import TURN, Turn, Turns
 from service.http.middleware.request_limits import SLOT, CallerLoad, Slot, WorkspaceLoad, waiting
 
@@ -91,3 +95,36 @@ def test_who_listens_for_a_disconnect_takes_no_thread() -> None:
         return workspace.threads._value
 
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 2
+
+
+@pytest.mark.parametrize("last", ["http.request", "http.disconnect"])
+@pytest.mark.parametrize("size", [2, 1 << 20])
+def test_bodies_that_end_together_are_handled_one_after_the_other(last: str, size: int) -> None:
+    turns, handled = Turns(), []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        handled.append(turns.number)
+
+    async def request(guard: BodyGuard, event: asyncio.Event) -> None:
+        async def receive() -> dict[str, Any]:
+            await event.wait()
+            return {"type": last, "body": b"a"}
+
+        async def send(_: Any) -> None:
+            raise AssertionError("nothing is refused")
+
+        headers = [(b"content-length", b"%d" % size)]
+        scope = {"type": "http", "method": "POST", "path": "/docs", "headers": headers}
+        await guard({**scope, TURN: Turn(turns, "one")}, receive, send)
+
+    async def run() -> None:
+        event, guard = asyncio.Event(), BodyGuard(app, lambda _: 1 << 30, 60, 1)
+        tasks = [asyncio.create_task(request(guard, event)) for _ in range(40)]
+        await asyncio.sleep(0)
+        event.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert len(set(handled)) == len(handled) == 40
