@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-verdicts study-coverage screenshots figures clean
+.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-recipes study-verdicts study-coverage screenshots figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,11 @@ study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 training
 
 study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
+
+study-recipes: .venv/base  ## the tables of docs/studies/recipes.md, 84 trainings (TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
+	@test -n "$(TEXT)$(IMAGES)" || { echo "say where the data are: make study-recipes TEXT=file IMAGES=file"; exit 2; }
+	$(if $(TEXT),$(BIN)/python studies/recipes.py text --data $(TEXT))
+	$(if $(IMAGES),$(BIN)/python studies/recipes.py images --data $(IMAGES))
 
 study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py

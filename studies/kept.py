@@ -35,6 +35,14 @@ def run_all(
     return [json.loads(places[plan].read_text()) for plan in plans]
 
 
+def stored(plans: Sequence[Any], folder: Path) -> list[Found]:
+    """Return the results of those plans that have been run, in order."""
+    places = {plan: folder / f"{plan.file}.json" for plan in plans}
+    return [
+        json.loads(place.read_text()) for plan, place in places.items() if _is_stored(place, plan)
+    ]
+
+
 def _finished(
     plans: Sequence[Any], run: Callable[..., Found], parts: Any, processes: int
 ) -> Iterator[tuple[Any, Found]]:

@@ -1,12 +1,13 @@
 """Every loss of the registry on Fashion-MNIST: error and calibration before and after maps.
 
-    python studies/losses.py [--data PATH] [--explore] [--quick]
+    python studies/losses.py [--data PATH] [--explore | --imbalance 10 50] [--quick]
 
 30,000 images are for training (balanced, or a long tail of them), 10,000 for fitting TS and SMART
 and for the losses that adapt, 10,000 for choosing settings (--explore), and the 10,000 test images
-for the tables only. Each finished run is stored in --kept, so that an interrupted study resumes;
-delete the folder to start over. The tables and charts of docs/studies/losses.md are written into
---out.
+for the tables only. The long tail has an imbalance of 100; with --imbalance, only the long tails of
+these imbalances are run. Each finished run is stored in --kept, so that an interrupted study
+resumes; delete the folder to start over. The tables and charts of docs/studies/losses.md are
+written into --out.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fashion_mnist import divided, load, synthetic
-from kept import put_between, run_all
+from kept import Found, put_between, run_all
 from losses_report import CHARTS, against_ce, by_epoch, explored, reliability_chart, tables
-from losses_training import BALANCED, TAIL, Plan, run
+from losses_training import BALANCED, IMBALANCE, TAIL, Plan, run
 from outsiders import digits, noise
 
 from calibrators.charts import to_svg
@@ -60,12 +61,19 @@ def planned(epochs: dict[str, int], seeds: Sequence[int]) -> list[Plan]:
     names = [*MAIN, *(name for name in sorted(all_losses()) if name not in MAIN)]
     settings = [(name, params) for name in names for params in SETTINGS.get(name, ({},))]
     balanced = [_plan(*one, BALANCED, seed, epochs) for one in settings for seed in seeds]
-    chosen = {name: params for name, params in settings if name in MAIN}
-    return [*balanced, *(_plan(*one, TAIL, seeds[0], epochs) for one in chosen.items())]
+    return [*balanced, *tails(epochs, seeds, (TAIL,))]
+
+
+def tails(epochs: dict[str, int], seeds: Sequence[int], tasks: Sequence[str]) -> list[Plan]:
+    """Return the runs of the main losses on long tails, each with its last settings."""
+    chosen = {name: SETTINGS.get(name, ({},))[-1] for name in MAIN}
+    return [_plan(*one, task, seeds[0], epochs) for task in tasks for one in chosen.items()]
 
 
 def _plan(name: str, params: dict[str, Any], task: str, seed: int, epochs: dict[str, int]) -> Plan:
-    return Plan(name, tuple(params.items()), task, seed, epochs[task])
+    return Plan(
+        name, tuple(params.items()), task, seed, epochs[BALANCED if task == BALANCED else TAIL]
+    )
 
 
 def exploration(epochs: int) -> list[Plan]:
@@ -86,7 +94,15 @@ def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help=".npz file or folder; see fashion_mnist.load")
-    parser.add_argument("--explore", action="store_true", help="only compare settings")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--explore", action="store_true", help="only compare settings")
+    only.add_argument(
+        "--imbalance",
+        type=int,
+        nargs="+",
+        choices=sorted(IMBALANCE.values()),
+        help="only run the long tails of these imbalances",
+    )
     parser.add_argument("--quick", action="store_true", help="smoke test on synthetic images")
     parser.add_argument("--processes", type=int, default=2, help="parallel runs, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-losses"))
@@ -99,7 +115,10 @@ def main() -> None:
     options = arguments()
     epochs = dict.fromkeys(EPOCHS, 1) if options.quick else EPOCHS
     seeds = SEEDS[:1] if options.quick else SEEDS
-    plans = exploration(epochs[BALANCED]) if options.explore else planned(epochs, seeds)
+    chosen = [task for task, one in IMBALANCE.items() if one in (options.imbalance or ())]
+    plans = tails(epochs, seeds, chosen) if chosen else planned(epochs, seeds)
+    if options.explore:
+        plans = exploration(epochs[BALANCED])
     images = (synthetic(900, 1), synthetic(200, 2)) if options.quick else load(options.data)
     sys.stderr.write(
         f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on idle cores; "
@@ -110,9 +129,10 @@ def main() -> None:
     page = options.out / "losses.md"
     if options.explore:
         shown = {"exploration": explored(found)}
+    elif chosen:
+        shown = {task: tables(of_task(found, task)) for task in chosen}
     else:
-        balanced = [one for one in found if one["plan"]["task"] == BALANCED]
-        tail = [one for one in found if one["plan"]["task"] == TAIL]
+        balanced, tail = (of_task(found, task) for task in (BALANCED, TAIL))
         shown = {
             "balanced": "\n".join([tables(balanced), against_ce(balanced), by_epoch(balanced)]),
             "long tail": tables(tail),
@@ -122,6 +142,11 @@ def main() -> None:
     for name, text in shown.items():
         sys.stdout.write(text)
         put_between(page, name, text)
+
+
+def of_task(found: Sequence[Found], task: str) -> list[Found]:
+    """Return the runs of a task."""
+    return [one for one in found if one["plan"]["task"] == task]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,25 +32,48 @@ COLUMNS = {
 }
 
 
+# AU as its authors released it, but for their bounds of G
+RELEASED = {
+    "weight_gradient": True,
+    "threshold_gradient": True,
+    "accumulate": True,
+    "second_softmax": True,
+    "normalise": False,
+    "bins": 64,
+}
+
+
 def called(plan: Found) -> str:
     """Return the name of a loss, with the parameters that are not its defaults."""
+    if dict(plan["params"]) == RELEASED:
+        return f"{plan['loss']} (as released)"
     params = ", ".join(f"{name} {value}" for name, value in plan["params"])
     return f"{plan['loss']} ({params})" if params else str(plan["loss"])
 
 
-def tables(runs: Sequence[Found]) -> str:
+def tables(
+    runs: Sequence[Found],
+    maps: Mapping[str, str] = MAPS,
+    columns: Mapping[str, str] = COLUMNS,
+    *,
+    with_seeds: bool = False,
+) -> str:
     """Return a table for each map: mean ± standard deviation over the seeds, a row per loss."""
-    return "\n".join(f"**{title}**\n\n{_table(runs, name)}" for name, title in MAPS.items())
+    return "\n".join(
+        f"**{title}**\n\n{_table(runs, name, columns, with_seeds)}" for name, title in maps.items()
+    )
 
 
-def _table(runs: Sequence[Found], name: str) -> str:
-    heads = [*(["T"] if name == "TS" else []), *COLUMNS.values(), "floor of ECE"]
+def _table(runs: Sequence[Found], name: str, columns: Mapping[str, str], with_seeds: bool) -> str:
+    first = ["seeds"] * with_seeds + ["T"] * (name == "TS")
+    heads = [*first, *columns.values(), "floor of ECE"]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for loss, found in by_loss(runs).items():
-        cells = [spread([one["temperature"] for one in found])] if name == "TS" else []
+        cells = [str(len(found))] if with_seeds else []
+        cells += [spread([one["temperature"] for one in found])] if name == "TS" else []
         cells += [
             spread([one["figures"][name][figure] for one in found], 3 if figure == "nll" else 2)
-            for figure in COLUMNS
+            for figure in columns
         ]
         cells.append(f"{mean(found, 'floor', name):.2f}")
         lines.append(f"| {loss} | {' | '.join(cells)} |")

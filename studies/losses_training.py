@@ -9,24 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from cnn import BATCH, Logits, network, optimiser, predict, train
+from cnn import BATCH, network, optimiser, predict, train
 from fashion_mnist import Images
+from figures import measured
 from kept import Found
 from torch import nn
 
-from calibrators import CalibrationMap, CalibrationSet, Calibrator
-from calibrators import metrics as m
+from calibrators import CalibrationSet, Calibrator
 from calibrators.adafocal import BinStatistics
-from calibrators.charts.reliability import bin_values
 from calibrators.losses import Loss, make_loss
 from calibrators.losses.adafocal import AdaFocalLoss
 from calibrators.methods.identity import Identity
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureScaling
-from calibrators.report.measurement import reliability_bins
 
 BALANCED, TAIL = "balanced", "long tail"
-IMBALANCE = 100
+IMBALANCE = {TAIL: 100, f"{TAIL} 50": 50, f"{TAIL} 10": 10}
 MAPS: dict[str, Calibrator] = {"none": Identity(), "TS": TemperatureScaling(), "SMART": Smart()}
 
 
@@ -57,15 +55,20 @@ def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
     start = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
-    train_on = parts["train"] if plan.task == BALANCED else long_tailed(parts["train"])
+    train_on = parts["train"]
+    if plan.task != BALANCED:
+        train_on = long_tailed(train_on, IMBALANCE[plan.task])
     loss = make_loss(plan.loss, **dict(plan.params), **sizes(plan.loss, len(train_on.labels)))
     model = network()
     course = _train(plan, model, loss, train_on, parts["validation"])
     logits = {name: predict(model, parts[name].tensor()) for name in parts if name != "train"}
-    inside = "test" if "test" in parts else "selection"
+    fit, inside = (
+        CalibrationSet(logits.pop(name), parts[name].labels)
+        for name in ("validation", "test" if "test" in parts else "selection")
+    )
     return {
         "seconds": time.perf_counter() - start,
-        **measured(logits, parts["validation"].labels, inside, parts[inside].labels),
+        **measured(fit, inside, logits, MAPS),
         "course": course,
     }
 
@@ -76,12 +79,12 @@ def sizes(loss: str, samples: int) -> dict[str, int]:
     return known.get(loss, {})
 
 
-def long_tailed(images: Images) -> Images:
-    """Return fewer and fewer images of each class: the last has a hundredth of the first."""
+def long_tailed(images: Images, imbalance: int) -> Images:
+    """Return fewer and fewer images of each class: the first has ``imbalance`` times the last."""
     rows = [np.flatnonzero(images.labels == label) for label in range(10)]
     most = min(len(one) for one in rows)
     chosen = [
-        one[: max(1, round(most * IMBALANCE ** (-label / 9)))] for label, one in enumerate(rows)
+        one[: max(1, round(most * imbalance ** (-label / 9)))] for label, one in enumerate(rows)
     ]
     return images.take(np.concatenate(chosen))
 
@@ -101,42 +104,3 @@ def _train(
         summary = statistics.summary()
         course.append({"error": 1 - summary.accuracy, "ece": summary.ece, "nll": summary.nll})
     return course
-
-
-def measured(
-    logits: Mapping[str, Logits], fit_labels: Any, inside: str, labels: Any
-) -> dict[str, Any]:
-    """Return figures (percent, except NLL) and bins for each map, and TS's temperature."""
-    fit = CalibrationSet(logits["validation"], fit_labels)
-    fitted = {name: recipe.fit(fit) for name, recipe in MAPS.items()}
-    scaling: Any = fitted["TS"]
-    return {
-        "temperature": scaling.temperature,
-        "figures": {name: _figures(one, logits, inside, labels) for name, one in fitted.items()},
-        "bins": {
-            name: bin_values(
-                reliability_bins(m.top_label(one.apply(logits[inside]), labels).equal_width(15))
-            )
-            for name, one in fitted.items()
-        },
-    }
-
-
-def _figures(
-    fitted: CalibrationMap, logits: Mapping[str, Logits], inside: str, labels: Any
-) -> dict[str, float]:
-    p = fitted.apply(logits[inside])
-    top = m.top_label(p, labels)
-    percents = {
-        "error": 1 - top.accuracy,
-        "ece": m.ece(top),
-        "ada_ece": m.ada_ece(top),
-        "sce": m.sce(p, labels),
-        "classwise_ece": m.classwise_ece(p, labels),
-        "refinement": m.refinement_auroc(top),
-        "class_auroc": m.classwise_auroc(p, labels),
-        "aurc": m.aurc(top),
-        **{name: m.ood_auroc(p, fitted.apply(logits[name])) for name in ("digits", "noise")},
-        "floor": m.noise_floor(top.confidence, draws=100).mean,
-    }
-    return {**{name: 100 * value for name, value in percents.items()}, "nll": m.nll(p, labels)}

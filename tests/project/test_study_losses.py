@@ -59,16 +59,34 @@ def test_quick_study_shows_every_loss_before_and_after_every_map(
     assert "done" not in again.err
 
 
-def test_the_long_tail_falls_to_a_hundredth() -> None:
+@pytest.mark.parametrize("imbalance", [10, 50, 100])
+def test_the_long_tail_falls_by_its_imbalance(imbalance: int) -> None:
     training = importlib.import_module("losses_training")
+    assert imbalance in training.IMBALANCE.values()
     images = importlib.import_module("fashion_mnist").Images
     labels = np.repeat(np.arange(10), 1000)
-    kept = training.long_tailed(images(np.zeros((10_000, 28, 28), np.uint8), labels))
+    kept = training.long_tailed(images(np.zeros((10_000, 28, 28), np.uint8), labels), imbalance)
     counts = np.bincount(kept.labels)
-    assert (counts[0], counts[-1]) == (1000, 10)
+    assert (counts[0], counts[-1]) == (1000, 1000 // imbalance)
     assert np.all(np.diff(counts) < 0)
     ratios = counts[1:] / counts[:-1]
-    assert ratios == pytest.approx(np.full(9, 100 ** (-1 / 9)), rel=0.05)
+    assert ratios == pytest.approx(np.full(9, imbalance ** (-1 / 9)), rel=0.05)
+
+
+def test_only_the_long_tails_asked_for_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = importlib.import_module("losses")
+    monkeypatch.setattr(study, "MAIN", ("cross_entropy", "adafocal"))
+    words = ["losses.py", "--quick", "--imbalance", "10", "50", "--processes", "1"]
+    places = ["--out", str(tmp_path), "--kept", str(tmp_path / "kept")]
+    monkeypatch.setattr(sys, "argv", [*words, *places])
+    study.main()
+    page = (tmp_path / "losses.md").read_text()
+    assert page.count("<!-- long tail 10 -->") == page.count("<!-- long tail 50 -->") == 1
+    assert page.count("\n| adafocal (rate 30.0) |") == 2 * len(TABLES)
+    tasks = {json.loads(one.read_text())["plan"]["task"] for one in (tmp_path / "kept").iterdir()}
+    assert tasks == {"long tail 10", "long tail 50"}
 
 
 def test_outsiders_are_images_of_the_same_shape() -> None:
