@@ -140,12 +140,12 @@ def memory_bytes(
     keeps.
     """
     share = HELD_OUT if held_out is None else held_out
-    if held_out is None and n < HELD_OUT_FROM:
-        share = 1.0  # cross-fitting judges all rows
-    if evaluation is None:
-        numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
-    else:
+    if evaluation is not None:
         numbers = n * k + evaluation * (3.5 * k + ROW_NUMBERS)
+    elif held_out is None and n < HELD_OUT_FROM:  # all rows are judged, by fits on the other folds
+        numbers = n * (5 * k + ROW_NUMBERS)
+    else:
+        numbers = n * k * (2 - share) + share * n * (2.5 * k + ROW_NUMBERS)
     needed = recipe.memory_bytes(n, k) + int(8 * (numbers + 2 * n))
     if features and recipe.method_needing_features:
         rows = n * 2 if evaluation is None else n + evaluation

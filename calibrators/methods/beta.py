@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Gt, Le
+from annotated_types import Ge, Le
 
 from calibrators.errors import NotConverged, ParameterError
 from calibrators.export.onnx import Builder
@@ -112,7 +112,7 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     cost = "temperature scaling and about 10 passes over the logits"
     numbers_a_row = 12.0
 
-    prior: Annotated[float, Gt(0), Le(1e9)] = 0.1
+    prior: Annotated[float, Ge(1e-9), Le(1e9)] = 0.1
     tolerance: Annotated[float, Gt(0), Le(1e-2)] = 1e-8
 
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> LogisticMinimum:
