@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from calibrators.errors import NotConverged, ParameterError
 from calibrators.export.onnx import Builder
