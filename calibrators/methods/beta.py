@@ -107,7 +107,7 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     """
 
     name = "beta"
-    summary = "a bend at each end of each class's probability (3 parameters per class), normalised"
+    summary = "a beta-distribution curve per class (3 parameters each), with rows renormalised"
     reference = "Kull, Silva Filho and Flach, AISTATS 2017"
     cost = "temperature scaling and about 10 passes over the logits"
     numbers_a_row = 12.0
