@@ -153,7 +153,7 @@ class Datasets:
     def known(
         self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """Return the dataset with identical content, if any; the longer of both retentions applies."""
+        """Return the dataset with identical content, if any; the longer retention applies."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:
