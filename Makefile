@@ -75,7 +75,7 @@ wheel: .venv/run  ## build the wheels calibrd (SDK, command line, maths) and cal
 	rm -rf build distributions/*/build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check . ./distributions/server --no-deps --no-build-isolation -w dist
 
-fuzz: .venv/base  ## 5,000 generated calls on the running service: no 5xx
+fuzz: .venv/base  ## send 5,000 generated requests to the running service and fail on any 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/http/test_generated_calls.py
 
 bench: .venv/bench  ## time and memory against scikit-learn, netcal, probmetrics, torchmetrics, relplot and LitServe
@@ -92,13 +92,13 @@ study-smart: .venv/run  ## the table of docs/studies/smart.md, SMART against the
 study-coverage: .venv/run  ## the table of docs/studies/auto.md: how often the credible band of additive covers 200 synthetic truths
 	OMP_NUM_THREADS=1 $(BIN)/python studies/band_coverage.py
 
-study-adafocal: .venv/run  ## the table of docs/studies/adafocal.md, 15 trainings (FASHION=path of Fashion-MNIST)
+study-adafocal: .venv/run  ## generate the table in docs/studies/adafocal.md (15 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/adafocal.py $(if $(FASHION),--data $(FASHION))
 
-study-losses: .venv/base  ## the tables of docs/studies/losses.md, 69 trainings (FASHION=path of Fashion-MNIST)
+study-losses: .venv/base  ## generate the tables in docs/studies/losses.md (69 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
 
-study-recipes: .venv/base  ## the tables of docs/studies/recipes.md, 84 trainings (TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
+study-recipes: .venv/base  ## generate the tables in docs/studies/recipes.md (84 training runs; TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
 	@test -n "$(TEXT)$(IMAGES)" || { echo "say where the data are: make study-recipes TEXT=file IMAGES=file"; exit 2; }
 	$(if $(TEXT),$(BIN)/python studies/recipes.py text --data $(TEXT))
 	$(if $(IMAGES),$(BIN)/python studies/recipes.py images --data $(IMAGES))
@@ -107,10 +107,10 @@ study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often 
 	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/interval_coverage.py
 
-screenshots: .venv/base browser  ## the pictures of README.md, of a real service in a real browser
+screenshots: .venv/base browser  ## take the README screenshots in a real browser against a real service
 	$(BIN)/python docs/screenshots.py
 
-figures: .venv/run  ## the pictures of docs/concepts, from the bundled sample and simulated rows
+figures: .venv/run  ## draw the figures for docs/concepts from the bundled sample and simulated rows
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python docs/figures.py
 
 clean:  ## remove the virtual environment and all generated files

@@ -54,7 +54,7 @@ ROWS_TO_JUDGE = 20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationMap(ABC):
-    """A fitted calibration: immutable, applied with numpy alone.
+    """An immutable fitted map; applying it needs only numpy.
 
     ``k`` and ``kind`` are the number of classes and the kind of input it was fitted on; other input
     is refused. ``fit_info`` is plain JSON: how the fit went, with its warnings. ``keeps_class``

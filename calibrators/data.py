@@ -87,7 +87,7 @@ class CalibrationSet:
     :meth:`from_probabilities` for probabilities; the kind is never guessed. ``-inf``
     logits are legal except on a label. The logits are shared, not copied, and never modified.
     ``segments`` (n,), if given, names the segment that each row belongs to. ``features`` (n, d), if
-    given, are the input of the model's last layer, and ``head`` is that layer's (weight, bias).
+    given, are the input to the model's last layer, and ``head`` is that layer's (weight, bias).
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -350,7 +350,7 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
 
 
 def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
-    """Return logarithms of probabilities (n, k) from ``two_columns``, and what was changed.
+    """Return the logs of probabilities (n, k) from ``two_columns``, with counts of changes.
 
     ``zeros`` says what a zero stands for. Rows are not divided by their sums: a constant added to a
     row of logits changes no probability.

@@ -43,7 +43,7 @@ def shown(text: str) -> str:
 
 
 class CalibrationError(Exception):
-    """Base class of all errors of this package; long messages are truncated."""
+    """Base class for all errors raised by this package; long messages are truncated."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message[:LONGEST_MESSAGE])

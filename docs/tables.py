@@ -60,7 +60,7 @@ def methods() -> str:
         kept = KEEPS_CLASS[map_kind.keeps_class] if map_kind else "the winner's"
         parameters = names(field.name for field in fields(recipe)) or "none"
         rows.append((f"`{name}`", recipe.summary, parameters, kept, recipe.cost))
-    return table(("name", "what it does", "parameters", "class kept", "cost"), rows)
+    return table(("name", "what it does", "parameters", "class-preserving", "cost"), rows)
 
 
 def verdicts() -> str:

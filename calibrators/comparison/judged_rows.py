@@ -259,7 +259,7 @@ def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
     if magic[-1] != FORMAT:
         raise ArchiveError(
             "unknown_format",
-            f"these judged rows have format {magic[-1]}, this library reads {FORMAT}: "
+            f"these judged rows use format {magic[-1]}, but this library reads format {FORMAT}: "
             + ("upgrade calibrd" if magic[-1] > FORMAT else "fit again"),
         )
     if hashlib.sha256(content[40:]).digest() != digest:

@@ -1,4 +1,4 @@
-"""CRL: confidence is ranked by how often the sample was classified correctly so far."""
+"""CRL: rank confidences by how often each sample has been classified correctly so far."""
 
 from __future__ import annotations
 

@@ -96,5 +96,5 @@ class RefCalLoss(Loss):
         return self.calibration.needs_all_ranks
 
     def next_epoch(self) -> None:
-        """Mark the end of an epoch, for the loss on the logits too."""
+        """Mark the end of an epoch and forward the call to the loss on the logits."""
         self.calibration.next_epoch()

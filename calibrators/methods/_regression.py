@@ -53,7 +53,7 @@ class Regression(ABC):
 
     @abstractmethod
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
-        """Compute ``W x + b`` of each row."""
+        """Compute ``W x + b`` for each row."""
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:

@@ -25,7 +25,7 @@ NEAR_ONE = 1 - 1e-12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BbqMap(HistogramMap):
-    """The ``accuracy`` (b,) between neighbouring ``edges`` (b - 1,) of all histograms, log odds."""
+    """Averaged ``accuracy`` (b,) of the intervals between merged ``edges`` (b - 1,) in log-odds."""
 
     method = "bbq"
     complexity = 190

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from calibrators.errors import NotConverged, ParameterError
 from calibrators.export.onnx import Builder
@@ -107,7 +107,7 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     """
 
     name = "beta"
-    summary = "a bend at each end of each class's probability (3 parameters per class), normalised"
+    summary = "a beta-distribution curve per class (3 parameters each), with rows renormalised"
     reference = "Kull, Silva Filho and Flach, AISTATS 2017"
     cost = "temperature scaling and about 10 passes over the logits"
     numbers_a_row = 12.0

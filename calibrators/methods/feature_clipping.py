@@ -127,7 +127,7 @@ class FeatureClipping(Calibrator):
     name = "feature_clipping"
     summary = "features of the last layer clipped at a threshold, then one temperature"
     reference = "Tao et al., AAAI 2025"
-    cost = "for each of 40 thresholds a product with the head and temperature scaling"
+    cost = "one multiplication by the head and one temperature fit for each of 40 thresholds"
     needs_features = True
     needs_head = True
     copies = 3.0
@@ -233,5 +233,5 @@ def check_head(data: CalibrationSet, features: Features, head: Head) -> None:
             "head_differs",
             "the head must turn the features into the logits: weight @ features + bias differs "
             f"from them by {off:.3g} in the median row, and they vary by {size:.3g}; pass the "
-            "input of the last layer, and that layer's weight (k, d) and bias",
+            "input to the last layer, and that layer's weight (k, d) and bias",
         )

@@ -132,7 +132,7 @@ class Grouping(Calibrator):
     """
 
     name = "grouping"
-    summary = "temperatures of learned groups of the features, averaged over several partitions"
+    summary = "one temperature for each learned feature group, averaged over several partitions"
     reference = "Yang et al., NeurIPS 2023"
     cost = "about 100 products of the features with 40 weights, temperature scaling in 40 groups"
     needs_features = True

@@ -209,7 +209,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     """
 
     name = "histogram_one_vs_rest"
-    summary = "each class's frequency in the bin of its probability, rows normalised"
+    summary = "the observed frequency of each class in its probability bin, with rows renormalised"
     reference = "Zadrozny and Elkan, ICML 2001 and KDD 2002"
     cost = "temperature scaling and a sort of the rows for each class"
 

@@ -1,4 +1,4 @@
-"""ProCal: confidence corrected by how close a row's features are to those of the fit rows."""
+"""ProCal: confidence corrected for how close a row's features are to those of the fit rows."""
 
 from __future__ import annotations
 
@@ -200,7 +200,10 @@ class ProCal(Calibrator):
     """
 
     name = "procal"
-    summary = "the top label's confidence, corrected by how close its features are to the fit rows"
+    summary = (
+        "the top label's confidence, corrected for how close the row's features are to those of "
+        "the fit rows"
+    )
     reference = "Xiong et al., NeurIPS 2023"
     cost = "temperature scaling and the distances of all rows to up to 10,000 of them"
     needs_features = True

@@ -196,7 +196,7 @@ def _shapes(knots: int) -> list[Floats]:
 
 
 def _sums(amounts: Floats) -> Floats:
-    """Return 0 and the running sums."""
+    """Return the cumulative sums, preceded by 0."""
     return np.concatenate([[0.0], np.cumsum(amounts)])
 
 

@@ -35,7 +35,7 @@ class BinShares(NamedTuple):
     first: Integers
 
     def sums(self, values: Floats) -> Floats:
-        """Return the sums over bins (draws, bins) of cell values (draws, cells)."""
+        """Return the per-bin sums (draws, bins) of cell values (draws, cells)."""
         return np.asarray(np.add.reduceat(values[:, self.cell] * self.share, self.first, axis=1))
 
     def squared(self) -> BinShares:
@@ -87,7 +87,7 @@ Figures = Mapping[str, Callable[[DrawnBins], Floats]]
 
 
 class Drawn(NamedTuple):
-    """Figures by name: ``values`` of all rows, ``draws`` of each draw (draws,)."""
+    """Statistics by name: ``values`` on all rows, ``draws`` (draws,) on each resample."""
 
     values: dict[str, float]
     draws: dict[str, Floats]

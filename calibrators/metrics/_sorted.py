@@ -131,5 +131,5 @@ def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Fl
 
 
 def _loss(taken: Integers, size: Integers) -> Floats:
-    """Return the rows taken minus the sum of their squared shares, taken**2 / size."""
+    """Return ``taken - taken**2 / size``: how much a partly used cell lowers the squared sum."""
     return taken - taken**2 / size

@@ -236,7 +236,7 @@ def cell_of(odds: npt.NDArray[Any]) -> Integers:
 
 
 def odds_at(place: npt.NDArray[Any]) -> Floats:
-    """Return the log-odds at a position on the scale of cells, 0 to 32768.
+    """Return the log-odds at a fractional cell position between 0 and 32768.
 
     >>> odds_at(np.array([0, 10240.0, 32768])).tolist()
     [-12.0, 0.0, 40.0]

@@ -69,7 +69,7 @@ class ClassTable:
 def class_table(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15
 ) -> ClassTable:
-    """Return the calibration of each class, with equally wide bins; see `classwise_ece`.
+    """Return the calibration of each class, using equal-width bins; see `classwise_ece`.
 
     >>> table = class_table([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     >>> table.labelled.tolist(), table.predicted.tolist(), table.ece.round(6).tolist()

@@ -114,7 +114,7 @@ def _scaled_row(
 def rewritten(
     logits: Floats, write: Callable[[Floats, Floats, Floats], None], row_cost: int = 0
 ) -> Floats:
-    """Return an array like ``logits``, written block by block, and check the rows.
+    """Return an array shaped like ``logits``, filled block by block; raise if a row is not finite.
 
     ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1), with about
     ``row_cost`` intermediate numbers per row, if that is more than the number of classes.

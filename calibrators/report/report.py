@@ -288,9 +288,7 @@ def evaluate(
     options: dict[str, Any] = {"bins": bins, "draws": draws, "level": level, "seed": seed}
     truth = np.asarray(labels)
     if (ood_before is not None) != (before is not None and ood is not None):
-        raise DataError(
-            "bad_input", "ood_before must be given if both before and ood are, and only then"
-        )
+        raise DataError("bad_input", "pass ood_before if and only if both before and ood are given")
     new = scored(probabilities, truth, bins=bins, ood=ood)
     old = None if before is None else scored(before, truth, bins=bins, ood=ood_before)
     shape, first = new.data.probabilities.shape, (old or new).data.probabilities

@@ -1,4 +1,4 @@
-"""Base of all calls: the connection, and requests over it."""
+"""Base class for the API calls: holds the connection and sends requests over it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class DatasetCalls(ApiBase):
         """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
         ``segments`` holds the segment of each row, as strings or integers, for the method
-        "segmented"; ``features`` (n, d) the input of the model's last layer, for methods that need
+        "segmented"; ``features`` (n, d) the input to the model's last layer, for methods that need
         it, and ``head`` that layer's ``(weight, bias)``. All may be lists, or arrays of numpy,
         torch, pandas, polars or pyarrow. They are checked before anything is sent; bytes that the
         service already has are not sent again. Large datasets are sent in parts, several at a time,

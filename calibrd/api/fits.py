@@ -57,7 +57,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         """Fit a calibrator on the service and return the new version with its report.
 
         It is fitted on ``logits`` and ``labels`` (and ``segments``, the segment of each row, for
-        the method "segmented"; ``features``, the input of the model's last layer, and ``head``,
+        the method "segmented"; ``features``, the input to the model's last layer, and ``head``,
         that layer's ``(weight, bias)``, for methods that need them), which are uploaded, or on an
         existing ``dataset``. ``model`` is the fingerprint of the model that produced the logits.
         After ``timeout`` seconds WaitedTooLong is raised; the fit continues, and ``wait`` waits for

@@ -97,7 +97,7 @@ class Upload:
                 content=content,
                 query=self.retention.query,
                 headers={"Content-Type": self.payload.media_type},
-                repeatable=True,  # equal bytes are stored once
+                repeatable=True,  # identical content is stored once
             )
         )
 

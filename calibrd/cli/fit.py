@@ -64,7 +64,7 @@ def add_to(add_command: AddCommand) -> None:
         "--held-out",
         type=float,
         metavar="SHARE",
-        help="share of the rows to judge on [0.2, or cross-fitting]",
+        help="share of the rows held out for judging [0.2, or cross-fitting below 1,000 rows]",
     )
     parser.add_argument(
         "--evaluation", metavar="FILE", help="judge on the rows of this file instead"

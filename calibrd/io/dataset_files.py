@@ -87,7 +87,7 @@ def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str 
         present = ", ".join(map(repr, names)) or "nothing"
         raise DataError(
             "missing_column",
-            f"{path} must have exactly one {found!r} with segments, but has {present}",
+            f"{path} must have exactly one array or column named {found!r}, but has {present}",
         )
     return found
 

@@ -113,7 +113,7 @@ def _width_of(batch: pa.RecordBatch) -> int:
 
 @contextmanager
 def open_table(path: Path) -> Iterator[ParquetTable]:
-    """Open a parquet file, or an arrow file (the IPC file format), by its ending."""
+    """Open a parquet file, or an arrow file (the IPC file format), by its extension."""
     pa = _pyarrow()
     # buffered and not read ahead: a row group may be larger than memory
     options: dict[str, Any] = {"buffer_size": READ_BYTES, "pre_buffer": False}

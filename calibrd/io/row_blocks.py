@@ -173,7 +173,7 @@ def atomic_target(target: Path) -> Iterator[Path]:
 def open_target(
     part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
-    """Yield a function that writes blocks to a new file, in the format of ``ending``.
+    """Yield a function that writes blocks to a new file in the format of the extension ``ending``.
 
     ``kept`` are the columns or arrays copied from the source; ``output`` is the name of the array
     in an npz.

@@ -37,7 +37,7 @@ def fit_local(
 
     ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
     says whether the values are "logits" or "probabilities"; ``segments`` holds the segment of each
-    row, ``features`` the input of the model's last layer and ``head`` that layer's ``(weight,
+    row, ``features`` the input to the model's last layer and ``head`` that layer's ``(weight,
     bias)``, for methods that need them. ``evaluation`` is the ``(logits, labels)``, ``(logits,
     labels, segments)`` or ``(logits, labels, segments, features)`` to judge the map on,
     ``held_out`` the share of the rows to hold out for that; for the default, see

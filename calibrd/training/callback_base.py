@@ -1,4 +1,4 @@
-"""Base of the callbacks: an AdaFocal or a Monitor that is created when training begins.
+"""Base classes for the callbacks, which create an AdaFocal or a Monitor when training begins.
 
 The ranks and the checkpoint are not known before that.
 """

@@ -39,7 +39,7 @@ def member_of(document: Any, name: str | int) -> Any:
     try:
         return document[name]
     except (TypeError, KeyError, IndexError) as error:
-        raise NotCalibrd(f"the response is JSON, but has no {name!r}") from error
+        raise NotCalibrd(f"the JSON response has no member {name!r}") from error
 
 
 def header_of(response: Response, name: str) -> str:

@@ -63,8 +63,8 @@ def create(
     if Scope.ADMIN not in scopes and store.keys.count() == 0:
         raise Conflict(
             "first_key_needs_admin",
-            "the first key must have the admin scope: once a key exists, access without one ends, "
-            "and nobody else could create keys",
+            "the first key must have the admin scope: once a key exists, every request needs one, "
+            "and only an admin key can create more",
         )
     _make_room(store, workspace)
     id, secret = secrets.token_hex(6), secrets.token_hex(24)

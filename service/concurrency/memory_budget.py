@@ -147,7 +147,7 @@ class MemoryBudget:
 
 
 class MemoryHold:
-    """The bytes of a budget that one call holds, initially 0."""
+    """The bytes that one call holds from a budget, initially 0."""
 
     __slots__ = ("_budget", "_owner", "_size")
 
@@ -195,7 +195,7 @@ class CallMemory:
 
 
 class CallHold:
-    """The memory of each budget that one call holds.
+    """The memory that one call holds from each budget.
 
     ``body`` and ``answer`` may be held for a long time; ``work`` must not.
     """

@@ -29,7 +29,7 @@ class Datasets(Repository):
         keep_seconds: float | None,
         **facts: str | int | bool | None,
     ) -> Dataset | None:
-        """Add a dataset; return None if equal bytes are already stored.
+        """Add a dataset; return None if identical content is already stored.
 
         ``facts`` are kind, sha256, format, bytes, rows, classes, segments, features, feature_bytes
         and has_head, as far as known.
@@ -76,7 +76,7 @@ class Datasets(Repository):
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
         """Complete an upload whose parts have all arrived.
 
-        Return None if another caller did so first, or if equal bytes are already stored.
+        Return None if another caller did so first, or if identical content is already stored.
         """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)

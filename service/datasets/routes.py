@@ -71,8 +71,8 @@ async def create_dataset(
 
     Send arrays `logits` (or `probabilities`) and `labels` in any format except npy; optional
     `segments` name the segment of each row (safetensors: as integers); optional `features` are the
-    input of the model's last layer, and `head_weight` and `head_bias` that layer. Equal bytes are
-    stored only once: the response is then 200 with the existing dataset.
+    input to the model's last layer, and `head_weight` and `head_bias` that layer. Identical content
+    is stored only once: the response is then 200 with the existing dataset.
     """
     retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
@@ -192,7 +192,7 @@ async def commit_dataset(
 ) -> DatasetOut:
     """Join the parts and check the dataset; committing again returns the same dataset.
 
-    If equal bytes were already stored, the existing dataset is returned.
+    If identical content was already stored, the existing dataset is returned.
     """
     expected = body or CommitIn()
     added = await joined.executors.inspect.run(

@@ -133,7 +133,7 @@ ARRAYS: dict[str, Any] = {
     },
     "features": {
         **NUMBERS,
-        "description": "(n, d), the input of the model's last layer, for methods that need it",
+        "description": "(n, d), the input to the model's last layer, for methods that need it",
     },
     "head_weight": {**NUMBERS, "description": "(k, d), the weight of that layer"},
     "head_bias": {**NUMBERS, "description": "(k,), its bias"},

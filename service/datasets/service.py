@@ -37,7 +37,7 @@ from service.storage.store import Store
 
 @dataclass(frozen=True)
 class Retention:
-    """The retention of a dataset."""
+    """Retention policy of a dataset."""
 
     delete_after_fit: bool = False
     days: float | None = None
@@ -74,7 +74,7 @@ class Datasets:
         kind: Kind | None,
         retention: Retention,
     ) -> Added:
-        """Check a received body and store it; equal bytes are stored once.
+        """Check a received body and store it; identical content is stored once.
 
         If ``kind`` is None, the name of the array defines it: logits or probabilities.
         """
@@ -102,7 +102,7 @@ class Datasets:
                 )
             if added is not None:
                 return Added(added, is_new=True)
-            pending.delete()  # another caller sent equal bytes meanwhile
+            pending.delete()  # another caller sent identical content meanwhile
 
     def _rewrite(self, dataset: Dataset, path: Path) -> bool:
         """Write the bytes of a dataset again; return whether it still exists afterwards."""
@@ -153,7 +153,7 @@ class Datasets:
     def known(
         self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """Return the dataset with equal bytes, if any; the longer of both retentions applies."""
+        """Return the dataset with identical content, if any; the longer retention applies."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:

@@ -195,7 +195,7 @@ class RunSessionOut(Body):
 
 
 class RunOut(Body):
-    """A training run: its position, and the metrics of its last decided step."""
+    """A training run, with its current step and the metrics of its last decided step."""
 
     name: str = Field(examples=[RUN_NAME])
     kind: records.RunKind = Field(examples=["adafocal"])

@@ -181,7 +181,7 @@ class _Merge:
         self.total = BinStatistics.empty()
 
     def add(self, database: Database, pending: _Pending) -> bool:
-        """Merge the missing ranks; return False if their statistics are gone."""
+        """Merge the ranks not merged yet; return False if their statistics have been deleted."""
         missing = [rank for rank in pending.ranks if rank not in self.ranks]
         for first in range(0, len(missing), AT_ONCE):
             some = missing[first : first + AT_ONCE]

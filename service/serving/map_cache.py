@@ -252,7 +252,8 @@ def _resolve(
     if ref.isdigit():
         if ref[0] == "0":  # a version has only one name, in the cache as elsewhere
             raise NotFound(
-                "no_such_version", f"{name} has no version {ref}: version numbers start with 1 to 9"
+                "no_such_version",
+                f"{name} has no version {ref}: numbers start at 1, without leading zeros",
             )
         return None, versions.find(store, principal, name, int(ref))
     alias = aliases.find(store, principal, name, ref)

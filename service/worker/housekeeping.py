@@ -112,7 +112,7 @@ class Housekeeping:
                 store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
-        """Decide the run steps that are due, and delete the statistics of decided ones."""
+        """Decide the run steps that are due, and delete statistics that have been merged."""
         with self._database.read() as store:  # one read, as there is nearly always nothing to do
             is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
         if is_due:

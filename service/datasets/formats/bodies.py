@@ -185,7 +185,7 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(
                 "unknown_array",
                 f"unknown array {name[:40]!r}: the values must be named logits or probabilities, "
-                "the true classes labels, the segment names segments, the input of the last layer "
+                "the true classes labels, the segment names segments, the input to the last layer "
                 f"{FEATURES}, and that layer {HEAD_WEIGHT} and {HEAD_BIAS}",
             )
 

@@ -345,7 +345,7 @@ class HttpProtocol(TurnReader):
 
 
 def protocol_with(write_seconds: float, most_of_one_address: int) -> type[HttpProtocol]:
-    """Return the protocol class of a server.
+    """Return an HttpProtocol subclass configured for one server.
 
     ``write_seconds`` is the timeout for clients that do not read their responses, and
     ``most_of_one_address`` the maximum number of connections per address.

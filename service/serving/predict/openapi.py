@@ -29,7 +29,7 @@ SEGMENTS: Plain = {
 FEATURES: Plain = {
     "type": "array",
     "items": {"type": "array", "items": {"type": "number"}},
-    "description": "The input of the model's last layer (n, d), for a map that needs features",
+    "description": "The input to the model's last layer (n, d), for a map that needs features",
 }
 UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, and not used"}
 

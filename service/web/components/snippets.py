@@ -16,7 +16,7 @@ from service.storage.records import PRODUCTION, Version
 LONGEST_BODY = 1000
 NAMED = {
     "segments": "the segment of each row",
-    "features": "the input of the model's last layer, for each row",
+    "features": "the input to the model's last layer, for each row",
 }
 KEY = '-H "Authorization: Bearer $CALIBRD_API_KEY"'
 

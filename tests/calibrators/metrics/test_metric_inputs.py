@@ -236,5 +236,5 @@ def test_a_report_has_the_auroc_of_rows_from_elsewhere_if_they_are_given(sample)
 
 @pytest.mark.parametrize("given", [{"ood": GOOD, "before": GOOD}, {"ood_before": GOOD}])
 def test_rows_from_elsewhere_are_needed_on_both_sides(given: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="ood_before must be given if both before and ood are"):
+    with pytest.raises(ValueError, match="pass ood_before if and only if both before and ood"):
         evaluate(GOOD, LABELS, draws=20, **given)
