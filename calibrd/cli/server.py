@@ -53,5 +53,6 @@ def _refuse(name: str, _context: CommandContext) -> None:
     raise CommandError(
         "no_server",
         f"`{name}` is a command of the server, which is not installed",
-        "pip install calibrd-server; or run its image: docker compose up",
+        "install the wheel of calibrd-server, which `make wheel` builds; or run its image: "
+        "docker compose up",
     )

@@ -11,6 +11,7 @@ from service.cli.open_store import existing, prepared
 from service.cli.output import command_to_paste, minute, say, say_note
 from service.errors import Conflict, Invalid
 from service.settings import Settings
+from service.storage.database import embedded_file
 from service.storage.records import Key
 from service.storage.store import Store
 
@@ -22,17 +23,18 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
         raise Invalid("no_id", f"the id of the key is required: {command}")
     is_create = options.action == "create"
     opened = prepared if is_create else existing
+    file = embedded_file(settings.database)
+    is_new = is_create and file is not None and not file.exists()
+    new: keys.NewKey | None = None
     with closing(opened(settings)) as database, database.write() as store:
         workspace = keys.workspace_named(store, options.workspace, make=is_create).id
         match options.action:
             case "create":
                 names = ",".join(options.scopes or [keys.DEFAULT_SCOPE])
                 scopes = [_scope(one) for one in names.split(",")]
-                _show_new(_created(store, workspace, options, scopes))
+                new = _created(store, workspace, options, scopes)
             case "rotate":
-                _show_new(
-                    keys.rotate(store, workspace, options.id, grace_hours=options.grace_hours)
-                )
+                new = keys.rotate(store, workspace, options.id, grace_hours=options.grace_hours)
             case "revoke":
                 if keys.is_last_admin(store, workspace, options.id):
                     command = command_to_paste(options, "keys create --scopes admin")
@@ -42,6 +44,10 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
                 _list(store, workspace, options)
+    if is_new:
+        say_note(f"created a new database: {file}")
+    if new is not None:  # shown only once it is committed
+        _show_new(new)
 
 
 def _created(

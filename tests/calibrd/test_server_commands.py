@@ -41,7 +41,7 @@ def test_without_a_server_the_command_says_what_to_install(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: `{name}` is a command of the server, which is not installed\n")
-    assert "hint: pip install calibrd-server" in err
+    assert "hint: install the wheel of calibrd-server" in err
 
 
 def test_without_a_server_the_error_can_be_json(

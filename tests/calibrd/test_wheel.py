@@ -139,7 +139,7 @@ def test_without_the_server_its_commands_say_what_to_install(python: Path, tmp_p
         **outside(tmp_path),
     )
     assert (failed.returncode, failed.stdout) == (3, "")
-    assert "hint: pip install calibrd-server" in failed.stderr
+    assert "hint: install the wheel of calibrd-server" in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import re
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.live_service import ROOT, running
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
+from service.__main__ import main
 from service.cli.arguments import run
+from service.errors import NoSpace
 
 TOKEN = re.compile(r"cal_[0-9a-f]{12}_[0-9a-f]{48}")
 
@@ -93,3 +98,26 @@ def test_other_addresses_need_a_key_first(tmp_path):
             assert client.get("/v1/calibrators").status_code == 401
         with started.client(token) as client:
             assert client.get("/v1/calibrators").status_code == 200
+
+
+def test_a_key_is_shown_only_once_it_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: Session) -> None:
+        raise NoSpace("no_space", "the database disk is full")
+
+    arguments = ["keys", "create", "--scopes", "admin", "--data-dir", str(tmp_path)]
+    event.listen(Session, "before_commit", full)
+    try:
+        assert main(arguments) != 0
+    finally:
+        event.remove(Session, "before_commit", full)
+    assert "cal_" not in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert TOKEN.search(capsys.readouterr().out)
+
+
+def test_a_new_database_is_announced(tmp_path: Path) -> None:
+    for expected in (True, False):
+        made = command("keys", "create", "--scopes", "admin", data_dir=tmp_path / "typo")
+        assert ("created a new database" in made.stderr) is expected
