@@ -1,4 +1,4 @@
-"""RefCal: refinement of the embeddings and calibration of the logits, together."""
+"""RefCal: train refined embeddings and calibrated logits together."""
 
 from __future__ import annotations
 

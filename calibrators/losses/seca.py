@@ -17,7 +17,7 @@ FEWEST = 16  # samples; smaller batches are not checked for company
 
 
 class AloneInClass(CalibrationWarning):
-    """Most samples of a batch are the only one of their class."""
+    """Most samples in a batch are the only one of their class."""
 
     code = "alone_in_class"
 

@@ -85,7 +85,7 @@ class Posterior(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """One choice of terms and precisions: mode, Cholesky factor of its Hessian, log evidence."""
+    """One choice of terms and precisions, with its mode, Hessian factor and log evidence."""
 
     terms: int
     smoothness: float

@@ -1,4 +1,4 @@
-"""Proximity of rows to the fit rows, from the distances of their features to the nearest ones."""
+"""Proximity to the fit rows: how near the features of a row are to the nearest of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one variable given by tables, one for each class, in numpy and ONNX."""
+"""Tabulated functions of one variable, one per class, in numpy and ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of the methods that recalibrate the confidence of the top label.
+"""Base classes for methods that recalibrate the confidence of the top label.
 
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
 predicted class a new confidence as a function of its old one; the other classes share the rest
@@ -81,7 +81,7 @@ class TopLabelMap(CalibrationMap):
 
 
 class OnnxOthers(NamedTuple):
-    """Tensors of an ONNX graph: all classes but the predicted one, relative to the top logit.
+    """Tensors in an ONNX graph: all classes but the predicted one, relative to the top logit.
 
     ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
     is finite (``alone``); ``log_odds`` (n, 1) of the top class are doubles.

@@ -1,4 +1,4 @@
-"""CTS, class-based temperature scaling: every column of the logits has its own temperature."""
+"""CTS, class-based temperature scaling: each column of the logits gets its own temperature."""
 
 from __future__ import annotations
 

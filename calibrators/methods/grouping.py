@@ -1,4 +1,4 @@
-"""Grouping calibration: learned groups of the features, a temperature for each, averaged."""
+"""Grouping calibration: a temperature per learned feature group, averaged over partitions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PARTS = 16
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Mean and 95 % quantile of the ECE of a calibrated model with these confidences."""
+    """Mean and 95 % quantile of the ECE that a calibrated model with these confidences shows."""
 
     mean: float
     quantile95: float

@@ -34,7 +34,7 @@ Tally: TypeAlias = tuple[Floats, Integers]
 
 @dataclass(frozen=True, eq=False)
 class BinTable:
-    """Sums of confidence and correctness in each bin.
+    """Per-bin sums of confidence and correctness.
 
     Counts may be fractional, because equal-mass bins share tied confidences in proportion.
     `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
@@ -102,7 +102,7 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class TiedRows:
-    """Rows of equal confidence, sorted: the value, the number of rows and how many are correct."""
+    """Distinct confidences in order, each with its number of rows and of correct rows."""
 
     lower: Floats
     upper: Floats
@@ -149,7 +149,7 @@ def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Flo
 
 
 def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """Return the table of `bins` equally wide bins (i/M, (i + 1)/M]; 0 belongs to the first.
+    """Return the table of `bins` equal-width bins (i/M, (i + 1)/M]; 0 belongs to the first.
 
     Edges are float64 and a confidence exactly on an edge belongs to the bin below it.
 

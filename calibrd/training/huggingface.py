@@ -34,7 +34,7 @@ def bases() -> tuple[type, ...]:
 
 
 class ModelInputs:
-    """Reads what a loss takes, beyond logits and labels, while a batch passes through the model.
+    """Captures the loss inputs beyond logits and labels while a batch passes through the model.
 
     The batch's column ``index`` is withheld from the model. The embeddings are the input of the
     module named ``head``.

@@ -1,4 +1,4 @@
-"""A live monitor of calibration, for training with any loss."""
+"""Monitor calibration live, for training with any loss."""
 
 from __future__ import annotations
 

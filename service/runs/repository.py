@@ -50,7 +50,7 @@ class Head(NamedTuple):
 
 
 class Runs(Repository):
-    """Runs of a workspace, and their sessions by number."""
+    """SQL for the runs in a workspace, and their sessions by number."""
 
     def named(self, workspace: str, name: str) -> Run | None:
         """Return the run with this name."""
@@ -159,7 +159,7 @@ class Runs(Repository):
 
 
 class RunSteps(Repository):
-    """Statistics and steps of runs; writers must have locked the run."""
+    """SQL for the statistics and steps of runs; writers must have locked the run."""
 
     def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
         """Record the statistics of a rank."""

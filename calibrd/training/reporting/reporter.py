@@ -1,4 +1,4 @@
-"""The training job's side of a run: where it begins, and the steps that it submits for sending."""
+"""Report a run from the training job: find where it begins, and submit its steps for sending."""
 
 from __future__ import annotations
 
