@@ -50,7 +50,7 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row (n,), from logits (n, k) and labels (n,) that all count."""
+        """Return the loss for each row (n,), from logits (n, k) and labels (n,) that all count."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch; ``more`` may hold ``embeddings`` and ``index``.
@@ -132,7 +132,7 @@ class WeightedCrossEntropy(Loss):
         """Return the losses of rows whose labels have the probability exp(-surprisal)."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         return self.weighted(F.cross_entropy(logits, labels, reduction="none"))
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:

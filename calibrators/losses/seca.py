@@ -53,7 +53,7 @@ class SECALoss(Loss):
         return self.all_ranks and self.learns and torch.distributed.is_initialized()
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         together = self.needs_all_ranks
         # the first batch, of all ranks alike: the check exchanges counts
         if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):

@@ -107,7 +107,7 @@ def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> Logistic
 def _derivatives(
     problem: LogisticProblem, weights: Floats, free: Bools
 ) -> tuple[Floats, Floats, Floats]:
-    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
+    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of the objective per class."""
     sums = _sums(problem, weights)
     rows = problem.rows()
     away = weights - NEUTRAL

@@ -216,7 +216,7 @@ def _shares(scaled: Floats) -> ClassShares:
 
 
 def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """Return the sum of ``weights = exp(wide)`` of each row, and ``ln(1 - p)`` of its top class.
+    """Return, for each row, the sum of ``weights = exp(wide)`` and ``ln(1 - p)`` of its top class.
 
     ``wide`` is 0 at the top, so p is one over the sum.
     """

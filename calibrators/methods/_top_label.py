@@ -124,7 +124,7 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
-    """Return ``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf.
+    """Return ``log sum exp`` per row (n,) in float64, given the maximum; -inf if the maximum is.
 
     Exponentials with a ``precision`` of float32 are three times as fast. A map needs float64: where
     its function is steep, its ONNX form, which sums in float64, would differ.

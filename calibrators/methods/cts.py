@@ -78,7 +78,7 @@ class ClassTemperatureMap(LinearMap):
 
     @property
     def class_temperatures(self) -> Floats:
-        """The temperature of each class's column (k,)."""
+        """The temperature for each class's column (k,)."""
         return np.asarray(self.base_temperature / self.weights)
 
 

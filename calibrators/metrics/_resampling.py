@@ -197,7 +197,7 @@ def _occurring(code: Integers) -> tuple[Integers, Integers]:
 def _drawn_bins(
     strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
 ) -> list[DrawnBins]:
-    """Return the bins of each side for draws of `count` (draws, strata) rows.
+    """Return the bins for each side, for draws of `count` (draws, strata) rows.
 
     Without `random`, each sum of confidences is its expectation.
     """
@@ -211,7 +211,7 @@ def _drawn_bins(
 def _confidence_sums(
     strata: Strata, count: Floats, random: np.random.Generator | None
 ) -> list[Floats]:
-    """Return the sums of the confidences of each side (draws, strata)."""
+    """Return the confidence sums for each side (draws, strata)."""
     sums = [count * mean for mean in strata.mean]
     if random is not None:
         spread = np.sqrt(count)

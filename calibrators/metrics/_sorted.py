@@ -74,7 +74,7 @@ class Ranked:
         return np.arange(bins + 1) * self.score.size // bins
 
     def width_edges(self, bins: int) -> Integers:
-        """Return where those of the bins (i/M, (i + 1)/M] begin and end that have rows."""
+        """Return where the non-empty bins among (i/M, (i + 1)/M] begin and end."""
         inner = np.searchsorted(self.score, width_edges(bins)[1:-1], side="right")
         return np.unique(np.concatenate(([0], inner, [self.score.size])))
 

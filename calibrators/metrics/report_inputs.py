@@ -40,7 +40,7 @@ class ScoredRows:
 
     @property
     def classes(self) -> ClassTable | None:
-        """The calibration of each class's own probability."""
+        """The calibration of the probability of each class."""
         return None
 
     @property
@@ -63,7 +63,7 @@ class Scored(ScoredRows):
 
     @cached_property
     def classes(self) -> ClassTable:
-        """The calibration of each class's own probability."""
+        """The calibration of the probability of each class."""
         return class_table_of(self.data, self.bins)
 
     @cached_property

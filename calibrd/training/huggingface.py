@@ -59,7 +59,7 @@ class ModelInputs:
         self._model = model
 
     def taken(self) -> dict[str, Tensor]:
-        """Return what was read of the last batch, once."""
+        """Return what was captured from the last batch, once."""
         seen, self._seen = self._seen, {}
         return seen
 

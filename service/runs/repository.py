@@ -249,7 +249,7 @@ class RunSteps(Repository):
         return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
     def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
-        """Return the number of the last decided step of each session that has one."""
+        """Return the last decided step number for each session with a decided step."""
         if not keys:
             return {}
         wanted = _rows_of(keys)

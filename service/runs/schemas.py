@@ -274,7 +274,7 @@ class RunStateOut(Body):
 
     @classmethod
     def of(cls, name: str, session: records.RunSession, head: Head) -> RunStateOut:
-        """Return the response body of the state of a session of the run ``name``."""
+        """Return the response body for the state of a session in the run ``name``."""
         decided = head.decided
         return cls(
             run=name,
