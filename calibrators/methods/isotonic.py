@@ -101,8 +101,7 @@ class Isotonic(TopLabelCalibrator):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 4)) * 3
     >>> y = np.where(rng.random(5000) < 0.6, z.argmax(axis=1), rng.integers(4, size=5000))
-    >>> fitted = Isotonic().fit(CalibrationSet(z, y))            # every row is correct 7 times in
-    10
+    >>> fitted = Isotonic().fit(CalibrationSet(z, y))            # right 7 times in 10
     >>> fitted.apply(z[:3]).max(axis=1).round(1)
     array([0.7, 0.7, 0.7])
     """

@@ -190,7 +190,7 @@ def ece_sweep(
 
 ECE_SWEEP = Metric(
     name="ece_sweep",
-    title="ECE, as many bins as rise (sweep)",
+    title="ECE by monotonic sweep",
     meaning="The gap over the largest number of equal-mass bins whose accuracies rise with the "
     "confidence.",
     function=ece_sweep,

@@ -116,7 +116,9 @@ class FitCalls(DatasetCalls, VersionCalls):
         A method is given by its name or as ``(name, parameters)``. ``wait`` waits for the fit.
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
-            raise TypeError("a fit takes either logits and labels or dataset=, not both")
+            raise TypeError(
+                "a fit takes either logits and labels, two arrays, or dataset=, and not both"
+            )
         more = any(one is not None for one in (segments, features, head))
         if dataset is not None and (delete_after_fit or kind != "logits" or more):
             raise TypeError(

@@ -241,7 +241,7 @@ def test_a_segment_that_is_always_right_stays_finite() -> None:
     assert isinstance(made, SegmentedMap)
     assert made.fit_info["segments"][2]["unpenalised"] is None
     assert 1 / 16 < made.temperatures[2] < 1
-    with pytest.warns(BoundarySolution, match=r"1 of 3 segments have no .* of the base: '0002'"):
+    with pytest.warns(BoundarySolution, match=r"1 of 3 segments have no .* base's: '0002'"):
         own = Segmented(shrinkage="none").fit(CalibrationSet(data.logits, labels, names))
     assert isinstance(own, SegmentedMap)
     assert own.fit_info["tau"] is None

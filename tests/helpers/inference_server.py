@@ -36,9 +36,9 @@ class NotingMap(TemperatureMap):
 
     threads: set[str] = set()  # noqa: RUF012 - shared on purpose
 
-    def apply_logits(self, logits: Any, segments: Any = None) -> Any:
+    def apply_logits(self, logits: Any, segments: Any = None, features: Any = None) -> Any:
         self.threads.add(threading.current_thread().name)
-        return super().apply_logits(logits, segments)
+        return super().apply_logits(logits, segments, features)
 
 
 def smart(k: int) -> SmartMap:

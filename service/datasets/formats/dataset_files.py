@@ -292,7 +292,8 @@ def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> Non
     if kind == "logits":
         # an extra row that is no probability prevents the warning that logits look like them
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
-        CalibrationSet(block, np.append(truth, truth.dtype.type(0)))
+        valid = truth.clip(0, max(block.shape[1], 2) - 1).min(initial=block.shape[1] - 1)
+        CalibrationSet(block, np.append(truth, truth.dtype.type(valid)))
         return
     check_probabilities(_widened(block), truth, rounding)
 

@@ -230,3 +230,10 @@ def test_sums_are_off_for_another_reason(tmp_path, last):
     path = written(tmp_path, Format.NPZ, "probabilities", rows, np.zeros(len(rows), int))
     with pytest.raises(DataError, match=f"sum to 1 .*first row {2 * ROWS}"):
         inspect(path, Format.NPZ, "probabilities", LIMITS)
+
+
+def test_the_range_of_labels_is_the_range_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "from_one.npz"
+    np.savez(path, logits=np.eye(3, dtype=np.float32)[[0, 1, 2]] * 3, labels=[1, 2, 3])
+    with pytest.raises(DataError, match=r"got 1 to 3 \(labels start at 1: subtract 1\)"):
+        inspect(path, Format.NPZ, None, Limits(1 << 30, 1 << 30, 100))

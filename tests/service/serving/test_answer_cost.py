@@ -66,5 +66,5 @@ def test_headers_of_very_many_entries_are_refused() -> None:
         read_arrays(Format.SAFETENSORS, body, limit=1 << 20)
     shape = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1," * 1900 + b")}"
     body = b"\x93NUMPY\x01\x00" + len(shape).to_bytes(2, "little") + shape
-    with pytest.raises(Malformed, match="the npy header does not give"):
+    with pytest.raises(Malformed, match="the npy header must contain"):
         read_arrays(Format.NPY, body, limit=1 << 20)
