@@ -1,4 +1,4 @@
-"""DCA and MDCA: penalties on the difference between mean confidence and accuracy of a batch."""
+"""DCA and MDCA: penalties on the difference between the mean confidence and accuracy in a batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DCALoss(Loss):
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         confidence, predicted = torch.softmax(logits, dim=1).max(dim=1)
         accuracy = (predicted == labels).to(confidence.dtype).mean()
         term = (confidence.mean() - accuracy).abs()
@@ -64,7 +64,7 @@ class MDCALoss(Loss):
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         mean = torch.softmax(logits, dim=1).mean(dim=0)
         share = torch.bincount(labels, minlength=logits.shape[1]).to(mean.dtype) / len(labels)
         surprisal = F.cross_entropy(logits, labels, reduction="none")

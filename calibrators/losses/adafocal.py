@@ -89,7 +89,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return f"bins={self.state.settings.bins}, step={self.state.step}"
 
     def _gammas(self, probability: Tensor) -> Tensor:
-        """Return the gamma of each sample from the probability of its label."""
+        """Return the gamma for each sample from the probability of its label."""
         edges, gammas, accuracy = self._on(probability)
         place = torch.bucketize(probability, edges, right=True)
         settings = self.state.settings

@@ -1,4 +1,4 @@
-"""Base classes of all losses: dataclasses of their parameters that are torch modules.
+"""Base classes for losses: torch modules that are dataclasses of their parameters.
 
 A loss is called as ``loss(logits, labels)``: logits (n, k), or (n, k, d1, ...) as in segmentation,
 labels (n,) or (n, d1, ...), as in torch's ``cross_entropy``. Half precision is computed in
@@ -29,7 +29,7 @@ BLOCK = 64
 
 @dataclass(eq=False, repr=False)
 class Loss(torch.nn.Module):
-    """Base of all losses: ``losses`` returns one number for each row that counts.
+    """Base class for all losses: ``losses`` returns one number for each row that counts.
 
     A term that belongs to the whole batch is added to the number of every row, so that the mean,
     the sum and the single numbers agree.
@@ -50,7 +50,7 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row (n,), from logits (n, k) and labels (n,) that all count."""
+        """Return the loss for each row (n,), from logits (n, k) and labels (n,) that all count."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch; ``more`` may hold ``embeddings`` and ``index``.
@@ -122,7 +122,7 @@ class Loss(torch.nn.Module):
 
 @dataclass(eq=False, repr=False)
 class WeightedCrossEntropy(Loss):
-    """Base of losses that are a function of the label's probability alone.
+    """Base class for losses that are a function of the label's probability alone.
 
     They use torch's fused cross-entropy and are about as fast.
     """
@@ -132,7 +132,7 @@ class WeightedCrossEntropy(Loss):
         """Return the losses of rows whose labels have the probability exp(-surprisal)."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         return self.weighted(F.cross_entropy(logits, labels, reduction="none"))
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:

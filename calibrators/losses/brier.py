@@ -27,7 +27,7 @@ class BrierLoss(Loss):
     summary: ClassVar[str] = "squared distance to the one-hot label"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         p = torch.softmax(logits, dim=1)
         of_label = p.gather(1, labels[:, None])[:, 0]
         return p.square().sum(dim=1) - 2 * of_label + 1

@@ -18,7 +18,7 @@ SMALLEST = 1e-6  # smallest norm of an embedding that has a direction
 
 
 def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss of each anchor (n,), on L2-normalised embeddings.
+    """Return the supervised contrastive loss for each anchor (n,), on L2-normalised embeddings.
 
     ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``; 0 for
     an anchor without a positive. Reference: Khosla et al., Supervised contrastive learning, 2020.

@@ -55,7 +55,7 @@ class CorrectnessRankingLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the loss of each row; ``index`` (n,) are positions in the training set."""
+        """Return the loss for each row; ``index`` (n,) are positions in the training set."""
         if index is None and self.training:
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the index of each sample"

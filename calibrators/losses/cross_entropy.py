@@ -1,4 +1,4 @@
-"""Cross-entropy, the baseline of all losses."""
+"""Cross-entropy, the baseline for all losses."""
 
 from __future__ import annotations
 

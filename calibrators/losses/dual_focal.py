@@ -38,7 +38,7 @@ class DualFocalLoss(Loss):
     summary: ClassVar[str] = "focal loss that also considers the strongest wrong class"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         losses: Tensor = _DualPowered.apply(  # type: ignore[no-untyped-call]
             logits, labels, self.gamma, self.as_published
         )

@@ -66,7 +66,7 @@ def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
 
 
 class WrongWayGradients(CalibrationWarning):
-    """A parameter at which the loss pushes some samples away from their label."""
+    """The parameter makes the loss push some samples away from their label."""
 
     code = "wrong_way_gradients"
 

@@ -39,7 +39,7 @@ class KDECrossEntropyLoss(Loss):
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         log_p = torch.log_softmax(logits, dim=1)
         hard = F.nll_loss(log_p, labels, reduction="none")
         if len(labels) < 2:

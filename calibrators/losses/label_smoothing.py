@@ -31,5 +31,5 @@ class LabelSmoothingLoss(Loss):
     summary: ClassVar[str] = "cross-entropy against smoothed labels"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)

@@ -39,7 +39,7 @@ class MMCELoss(Loss):
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         confidence, predicted = torch.softmax(logits, dim=1).max(dim=1)
         gap = (predicted == labels).to(confidence.dtype) - confidence
         kernel = torch.exp(-(confidence[:, None] - confidence).abs() / self.width)

@@ -46,7 +46,7 @@ class OnlineLabelSmoothingLoss(Loss):
         self.seen = torch.nn.Buffer(torch.zeros(self.classes, self.classes))
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         if logits.shape[1] != self.classes:
             raise DataError(
                 "bad_shape", f"logits must have {self.classes} columns, got {logits.shape[1]}"

@@ -1,4 +1,4 @@
-"""RefCal: refinement of the embeddings and calibration of the logits, together."""
+"""RefCal: train refined embeddings and calibrated logits together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrators.losses.contrastive import SMALLEST, contrastive
 
 
 def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the hard-pair refinement loss of each anchor (n,).
+    """Return the hard-pair refinement loss for each anchor (n,).
 
     ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on L2-normalised
     embeddings; 0 for an anchor that lacks either. ``contrastive`` is an upper bound at temperatures
@@ -76,7 +76,7 @@ class RefCalLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, embeddings: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the loss of each row; ``embeddings`` are (n, d)."""
+        """Return the loss for each row; ``embeddings`` are (n, d)."""
         if embeddings is None:
             raise DataError(
                 "no_embeddings",

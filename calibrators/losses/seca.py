@@ -17,7 +17,7 @@ FEWEST = 16  # samples; smaller batches are not checked for company
 
 
 class AloneInClass(CalibrationWarning):
-    """Most samples of a batch are the only one of their class."""
+    """Most samples in a batch are the only one of their class."""
 
     code = "alone_in_class"
 
@@ -53,7 +53,7 @@ class SECALoss(Loss):
         return self.all_ranks and self.learns and torch.distributed.is_initialized()
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         together = self.needs_all_ranks
         # the first batch, of all ranks alike: the check exchanges counts
         if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):

@@ -94,7 +94,7 @@ class SelectiveRiskLoss(Loss):
         self._is_checked = False
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         log_p = torch.log_softmax(logits, dim=1)
         surprisal = F.nll_loss(log_p, labels, reduction="none")
         if self.learns:
@@ -204,7 +204,7 @@ class AURCLoss(Loss):
     summary: ClassVar[str] = "cross-entropy weighted by the rank of the confidence"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row."""
+        """Return the loss for each row."""
         log_p = torch.log_softmax(logits, dim=1)
         with torch.no_grad():
             score = confidence_score(log_p, self.score)

@@ -85,7 +85,7 @@ class Posterior(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """One choice of terms and precisions: mode, Cholesky factor of its Hessian, log evidence."""
+    """One choice of terms and precisions, with its mode, Hessian factor and log evidence."""
 
     terms: int
     smoothness: float
@@ -234,7 +234,7 @@ def _nodes(term: Floats) -> Floats:
 
 
 def _cells(terms: Floats) -> Floats:
-    """Return the cell of each row: split into equally many rows by the first term, and so on."""
+    """Return the cell for each row: split into equally many rows by the first term, and so on."""
     cell = np.zeros(terms.shape[1], dtype=np.intp)
     for term, parts in zip(terms, CELLS, strict=False):
         order = np.lexsort((term, cell))

@@ -1,4 +1,4 @@
-"""Base class of the methods that start with temperature scaling."""
+"""Base class for methods that start with temperature scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FALLBACK_CODES = (BoundarySolution.code, FlatLogits.code)
 
 @dataclass(frozen=True)
 class AfterTemperature(Calibrator):
-    """A method that works on logits divided by the exact temperature of temperature scaling.
+    """A method that first divides the logits by the exact temperature of temperature scaling.
 
     The scale of the logits then does not matter. If temperature scaling ends at its bound or finds
     flat logits, there is nothing to build on: the method falls back to the map of temperature

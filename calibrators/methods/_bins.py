@@ -1,4 +1,4 @@
-"""Bins of scores, with equally many rows or of equal width, and the number of hits in each."""
+"""Bins of scores, of equal mass or equal width, with the number of hits in each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reach = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Edges (b - 1,), rows and hits (b,) of each bin, and its middle, used for empty bins."""
+    """Bins: edges (b - 1,), rows and hits (b,), and the middles that empty bins use."""
 
     edges: Floats
     rows: Floats

@@ -32,7 +32,7 @@ class Trial:
 
 
 class Contest:
-    """The candidates' cross-validation within the time budget.
+    """Cross-validate the candidates within the time budget.
 
     A candidate's first fold, for which it has an equal share of the remaining time, predicts the
     time of its other folds. Candidates that stay within that share continue at once; the others

@@ -1,4 +1,4 @@
-"""Base class of the maps that need the features of each row."""
+"""Base class for maps that need the features of each row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrators.numerics.parallel import Floats
 
 
 class FeatureMap(CalibrationMap):
-    """A map whose result depends on the features of each row, which it refuses to do without."""
+    """A map that requires the features of each row, and raises if they are missing."""
 
     has_features = True
 

@@ -1,4 +1,4 @@
-"""Base classes of vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
+"""Base classes for vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
 
 The features x come from logits divided by the exact temperature of temperature scaling and do not
 change if a constant is added to a row. ``centred`` subtracts the mean of the row's finite logits;

@@ -1,4 +1,4 @@
-"""Many logistic regressions at once, each on two inputs and a constant, solved exactly."""
+"""Solve many logistic regressions at once, each on two inputs and a constant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class LogisticProblem:
-    """For each of c classes, the minimisation over w of a mean over its rows plus a prior term.
+    """One problem per class: minimise over w the mean over its rows plus a prior term.
 
     ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
     ``m = w0 first + w1 second + w2``. Inputs, labels and ``counts`` (1.0 for rows that count; None
@@ -107,7 +107,7 @@ def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> Logistic
 def _derivatives(
     problem: LogisticProblem, weights: Floats, free: Bools
 ) -> tuple[Floats, Floats, Floats]:
-    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
+    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of the objective per class."""
     sums = _sums(problem, weights)
     rows = problem.rows()
     away = weights - NEUTRAL

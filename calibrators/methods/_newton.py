@@ -1,4 +1,4 @@
-"""Newton's method for smooth convex functions of many unknowns.
+"""Newton's method for smooth convex functions of many variables.
 
 Its steps are found by conjugate gradients: no Hessian is ever built.
 """

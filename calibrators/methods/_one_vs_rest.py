@@ -1,4 +1,4 @@
-"""Base classes of the methods that fit, for each class, a function of its own probability.
+"""Base classes for methods that fit, for each class, a function of its own probability.
 
 With ``p = softmax(logits / T)`` and the T of temperature scaling, class k gets ``f_k(p_k)``, fitted
 to whether the label is k, and rows are divided by their sums. A row whose classes all get 0 keeps
@@ -163,7 +163,7 @@ def informative(shares: ClassShares) -> Bools:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Shares of any class of a set, from three numbers per row."""
+    """Compute the shares of any class in a set from three numbers per row."""
 
     data: CalibrationSet
     temperature: float
@@ -216,7 +216,7 @@ def _shares(scaled: Floats) -> ClassShares:
 
 
 def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:
-    """Return the sum of ``weights = exp(wide)`` of each row, and ``ln(1 - p)`` of its top class.
+    """Return, for each row, the sum of ``weights = exp(wide)`` and ``ln(1 - p)`` of its top class.
 
     ``wide`` is 0 at the top, so p is one over the sum.
     """

@@ -1,4 +1,4 @@
-"""Proximity of rows to the fit rows, from the distances of their features to the nearest ones."""
+"""Proximity to the fit rows: how near the features of a row are to the nearest of theirs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unit_rows(features: Floats) -> Floats:
 def proximities(
     features: Floats, references: Floats, neighbours: int, own: NDArray[np.intp] | None = None
 ) -> Floats:
-    """Return ``exp(-mean distance)`` of each row to its nearest ``references`` (m, d), (n,).
+    """Return ``exp(-mean distance)`` from each row to its nearest ``references`` (m, d), (n,).
 
     Rows and references are compared as unit vectors by their Euclidean distance. ``own`` (n,) is
     the place of each row among the references, which does not count; -1 if it is not one of them.

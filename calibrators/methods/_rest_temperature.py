@@ -1,4 +1,4 @@
-"""The temperature of the classes other than the predicted one, from wrong predictions."""
+"""Fit the temperature for the classes other than the predicted one, on wrong predictions."""
 
 from __future__ import annotations
 

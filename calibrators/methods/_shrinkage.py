@@ -1,4 +1,4 @@
-"""A temperature for each segment of a sample, shrunk towards 1 by empirical Bayes.
+"""Fit a temperature for each segment, shrunk towards 1 by empirical Bayes.
 
 With u = -log T and F_g(u) the NLL summed over the rows of segment g, the prior u ~ N(0, tau^2)
 yields ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together yield the log evidence
@@ -41,7 +41,7 @@ class Solution(NamedTuple):
 
 
 class SegmentSample:
-    """The rows of a segment with the logits of the global map."""
+    """The rows in a segment, with their logits from the global map."""
 
     def __init__(self, logits: Floats, labels: Labels) -> None:
         row_max = row_maxima(logits)
@@ -104,7 +104,7 @@ def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[Segment
 
 
 class Rounds:
-    """Solutions for all segments, one prior after the other, each starting from the one before."""
+    """Solutions for all segments, prior by prior; each starts from the previous solution."""
 
     def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments

@@ -1,4 +1,4 @@
-"""Exact minimisation of convex functions on the simplex by Newton's method within a face."""
+"""Minimise convex functions on the simplex exactly, by Newton's method within a face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indicators from which SMART derives the temperature of a sample: by default the margin."""
+"""Indicators from which SMART derives each sample's temperature: by default the margin."""
 
 from __future__ import annotations
 

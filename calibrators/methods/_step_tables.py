@@ -1,4 +1,4 @@
-"""Functions of one variable given by tables, one for each class, in numpy and ONNX."""
+"""Tabulated functions of one variable, one per class, in numpy and ONNX."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stacked(tables: list[Floats]) -> Floats:
 
 
 def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDArray[np.intp]:
-    """Count, for each of ``values`` (n, c), the ``edges`` (c, t) of its column that are below it.
+    """Count, for each of ``values`` (n, c), the ``edges`` (c, t) in its column that are below it.
 
     >>> count_below(np.array([[0.5, 0.5]]), np.array([[0.1, 0.5], [0.1, 0.4]])).tolist()
     [[1, 2]]

@@ -1,4 +1,4 @@
-"""Ties: scores that differ only by rounding, from the order of a sum or the float type.
+"""Find ties: scores that differ only by rounding, due to summation order or float type.
 
 The last digits of a row's score depend on the order of the classes and on the float type of the
 logits. Rounded or quantised logits give many rows the same score except for those digits; a cut

@@ -1,4 +1,4 @@
-"""Base classes of the methods that recalibrate the confidence of the top label.
+"""Base classes for methods that recalibrate the confidence of the top label.
 
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
 predicted class a new confidence as a function of its old one; the other classes share the rest
@@ -81,7 +81,7 @@ class TopLabelMap(CalibrationMap):
 
 
 class OnnxOthers(NamedTuple):
-    """Tensors of an ONNX graph: all classes but the predicted one, relative to the top logit.
+    """Tensors in an ONNX graph: all classes but the predicted one, relative to the top logit.
 
     ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
     is finite (``alone``); ``log_odds`` (n, 1) of the top class are doubles.
@@ -124,7 +124,7 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
-    """Return ``log sum exp`` of each row (n,) in float64, given its maximum; -inf if that is -inf.
+    """Return ``log sum exp`` per row (n,) in float64, given the maximum; -inf if the maximum is.
 
     Exponentials with a ``precision`` of float32 are three times as fast. A map needs float64: where
     its function is steep, its ONNX form, which sums in float64, would differ.

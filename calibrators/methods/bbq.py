@@ -1,4 +1,4 @@
-"""BBQ, Bayesian binning into quantiles: an average over histograms with many numbers of bins."""
+"""BBQ, Bayesian binning into quantiles: an average over histograms of different sizes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Bbq(TopLabelCalibrator):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A histogram over log odds, and the logarithm of its marginal likelihood."""
+    """A histogram over log odds, with its log marginal likelihood."""
 
     edges: Floats
     accuracy: Floats
@@ -120,7 +120,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class RankedRows:
-    """Rows in ascending order of their log odds, and the number of correct ones below each place.
+    """Rows in ascending order of log odds, with the number of correct rows below each position.
 
     ``ends`` are the places where runs of equal log odds end.
     """

@@ -1,4 +1,4 @@
-"""CTS, class-based temperature scaling: every column of the logits has its own temperature."""
+"""CTS, class-based temperature scaling: each column of the logits gets its own temperature."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ClassTemperatureMap(LinearMap):
 
     @property
     def class_temperatures(self) -> Floats:
-        """The temperature of each class's column (k,)."""
+        """The temperature for each class's column (k,)."""
         return np.asarray(self.base_temperature / self.weights)
 
 

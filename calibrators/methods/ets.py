@@ -100,7 +100,7 @@ def _always(beta: float) -> InverseTemperature:
 
 
 def _shares(logits: Floats) -> Floats:
-    """Return the uniform distribution over the classes of each row that are not -inf."""
+    """Return, for each row, the uniform distribution over the classes that are not -inf."""
     finite = logits > -np.inf
     count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
     return np.asarray(np.divide(finite, count, dtype=logits.dtype))

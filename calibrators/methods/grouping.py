@@ -1,4 +1,4 @@
-"""Grouping calibration: learned groups of the features, a temperature for each, averaged."""
+"""Grouping calibration: a temperature per learned feature group, averaged over partitions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class GroupingMap(FeatureMap):
 
 
 def groups_of(features: Floats, weights: Floats, groups: int) -> NDArray[np.intp]:
-    """Return the group with the largest score of each row in each partition, (n, u)."""
+    """Return the group with the largest score for each row and partition, (n, u)."""
     found = np.empty((len(features), len(weights) // groups), np.intp)
     for rows in row_blocks(len(features), max(features.shape[1], len(weights))):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -241,7 +241,7 @@ class Grouping(Calibrator):
         base: TemperatureMap,
         context: FitContext,
     ) -> Floats:
-        """Return the temperature of each group of each partition, on its own rows."""
+        """Return the temperature for each group in each partition, fitted on its rows."""
         found = np.full((self.partitions, self.groups), base.temperature)
         plain = data.with_features(None)
         for partition in range(self.partitions):

@@ -1,4 +1,4 @@
-"""Identity: the model's own probabilities, the baseline of all other methods."""
+"""Identity: the model's own probabilities, the baseline for all other methods."""
 
 from __future__ import annotations
 

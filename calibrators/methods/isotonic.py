@@ -1,4 +1,4 @@
-"""Isotonic regression: the best non-decreasing function of the confidence, of any shape."""
+"""Isotonic regression: the best-fitting non-decreasing function of the confidence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TINY = 1e-200
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IsotonicMap(TopLabelMap):
-    """The accuracy of the fit set at each confidence, linear between ``confidence`` nodes."""
+    """The fit set's accuracy at each confidence, linear between ``confidence`` nodes."""
 
     method = "isotonic"
     complexity = 120

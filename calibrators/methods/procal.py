@@ -101,7 +101,7 @@ class ProCalMap(FeatureMap):
         return self.references.size // 8 + 4 * self.neighbours * self.feature_count
 
     def proximity(self, features: Floats) -> Floats:
-        """Return ``exp(-mean distance)`` of each row to its nearest references, (n,)."""
+        """Return ``exp(-mean distance)`` from each row to its nearest references, (n,)."""
         return proximities(features, self.references, self.neighbours)
 
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
@@ -144,7 +144,7 @@ class ProCalMap(FeatureMap):
 
 
 def interpolated(table: Floats, rows: Floats, columns: Floats, y: Floats, x: Floats) -> Floats:
-    """Return bilinear interpolation in a table at points (y, x); outside, that of its edge."""
+    """Interpolate bilinearly in a table at points (y, x); outside it, use the value at its edge."""
     place, share = _nodes(rows, y)
     other, part = _nodes(columns, x)
     low = table[place, other] * (1 - part) + table[place, other + 1] * part
@@ -293,7 +293,7 @@ class ProCal(Calibrator):
 
 
 def density_ratio(confidence: Floats, proximity: Floats, hits: Floats) -> dict[str, Any]:
-    """Return the table of log odds of being right at nodes of confidence and proximity."""
+    """Return the log odds of a correct prediction at nodes of confidence and proximity."""
     nodes = [_range_nodes(confidence), _range_nodes(proximity)]
     right = _density(confidence[hits], proximity[hits], *nodes)
     wrong = _density(confidence[~hits], proximity[~hits], *nodes)

@@ -232,7 +232,7 @@ class Segmented(Calibrator):
 def _warn_of_bounds(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn of segments at a bound, and of large ones that would be beyond it without shrinkage.
+    """Warn about segments at a bound, and large ones that would be beyond it without shrinkage.
 
     A single segment on a different scale may leave all others at the temperature of the base.
     """

@@ -307,7 +307,7 @@ class Smart(AfterTemperature):
 
 
 def _standard(signal: Floats) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation of each column; 1 where a column is constant."""
+    """Return the mean and standard deviation per column; the latter is 1 for constant columns."""
     spread = signal.std(axis=0)
     spread[spread == 0] = 1.0
     return signal.mean(axis=0), spread

@@ -242,7 +242,7 @@ def _why_infinite(data: CalibrationSet) -> str:
 
 @dataclass(frozen=True)
 class Root:
-    """Where a derivative vanishes; ``at_bound`` if it has one sign on the whole interval."""
+    """The root of a derivative; ``at_bound`` if its sign is the same on the whole interval."""
 
     value: float
     at_bound: bool

@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """Checked probabilities (n, k) and labels (n,), and the top labels found in the same pass.
+    """Validated probabilities (n, k) and labels (n,), with the top labels found in the same pass.
 
     For each row, ``confidence`` is the largest probability, in [0, 1], and ``correct`` tells
     whether the first column that holds it is the label.

@@ -17,7 +17,7 @@ PARTS = 16
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Mean and 95 % quantile of the ECE of a calibrated model with these confidences."""
+    """Mean and 95 % quantile of the ECE that a calibrated model with these confidences shows."""
 
     mean: float
     quantile95: float
@@ -26,7 +26,7 @@ class NoiseFloor:
 def noise_floor(
     confidence: npt.ArrayLike, *, bins: int = 15, draws: int = 100, seed: int = 0
 ) -> NoiseFloor:
-    """Return the ECE (equally wide bins) that a calibrated model shows by chance alone.
+    """Return the ECE (equal-width bins) that a calibrated model shows by chance alone.
 
     Correctness is redrawn `draws` times as `a_i ~ Bernoulli(c_i)`; the confidences stay fixed. An
     ECE below `quantile95` is no evidence of miscalibration. Convention: each bin is cut into 16
@@ -49,7 +49,7 @@ def noise_floor(
 
 
 def _drawn_errors(count: Integers, expected: Floats, draws: int, seed: int) -> Floats:
-    """Return the ECE of each draw, given the row count and confidence sum of each part."""
+    """Return the ECE for each draw, given the row count and confidence sum per part."""
     filled = np.flatnonzero(count)
     rows, right = count[filled], expected[filled]
     chance = np.minimum(right / rows, 1.0)

@@ -1,6 +1,6 @@
-"""Resampling of binned metrics from counts, without going through the rows.
+"""Resample binned metrics from counts, without reading the rows again.
 
-The equally wide and the equal-mass bins of the full sample are both unions of *cells*, intervals of
+The equal-width and the equal-mass bins of the full sample are both unions of *cells*, intervals of
 confidence between neighbouring edges of either kind; only a tie group on an equal-mass edge is a
 cell that several bins share. Rows that lie in the same cell and have the same correctness on every
 side form a *stratum*. To resample n rows, draw the number of rows from each stratum (a multinomial)
@@ -25,7 +25,7 @@ DRAWN_AT_ONCE = 1 << 19
 
 
 class BinShares(NamedTuple):
-    """Share of each cell that lies in each bin: the cell and share of each overlap, in bin order.
+    """Overlaps of cells with bins, in bin order: the cell, and the share of it inside the bin.
 
     ``first`` holds the positions at which bins begin; bins without rows are left out.
     """
@@ -45,7 +45,7 @@ class BinShares(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cell of each row (n,), and the shares of cells in equally wide and equal-mass bins."""
+    """The cell of each row (n,), and the overlaps of cells with equal-width and equal-mass bins."""
 
     index: Integers
     count: int
@@ -55,7 +55,7 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Strata of one or two sides; arrays are (strata,), and lists hold one array for each side.
+    """Strata for one or two sides: arrays are (strata,), and lists hold one array per side.
 
     ``mean`` holds the mean of the first side's confidence and of the second side's difference from
     it; ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
@@ -96,7 +96,7 @@ class Drawn(NamedTuple):
 def resampled(
     sides: list[TopLabel], figures: Figures, bins: int, draws: int, seed: int
 ) -> list[Drawn]:
-    """Return, for each side, the figures of all rows and of `draws` resamples of all sides."""
+    """Return, for each side, the statistics on all rows and on `draws` resamples."""
     at_least("bins", bins, 1)
     cells = [split(side, bins) for side in sides]
     strata = _strata(sides, cells)
@@ -197,7 +197,7 @@ def _occurring(code: Integers) -> tuple[Integers, Integers]:
 def _drawn_bins(
     strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
 ) -> list[DrawnBins]:
-    """Return the bins of each side for draws of `count` (draws, strata) rows.
+    """Return the bins for each side, for draws of `count` (draws, strata) rows.
 
     Without `random`, each sum of confidences is its expectation.
     """
@@ -211,7 +211,7 @@ def _drawn_bins(
 def _confidence_sums(
     strata: Strata, count: Floats, random: np.random.Generator | None
 ) -> list[Floats]:
-    """Return the sums of the confidences of each side (draws, strata)."""
+    """Return the confidence sums for each side (draws, strata)."""
     sums = [count * mean for mean in strata.mean]
     if random is not None:
         spread = np.sqrt(count)

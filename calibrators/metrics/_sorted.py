@@ -1,4 +1,4 @@
-"""Confidences sorted once: any number of equal-mass bins, and ranks, from cumulative sums."""
+"""Sort confidences once; equal-mass bins and ranks then follow from cumulative sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["equal_mass"]
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Scores in ascending order, the row of each, and the sums below each position (n + 1,).
+    """Scores in ascending order, their rows, and the cumulative sums at each position (n + 1,).
 
     Within a tie, the order of the rows is arbitrary; no metric depends on it.
     """
@@ -74,7 +74,7 @@ class Ranked:
         return np.arange(bins + 1) * self.score.size // bins
 
     def width_edges(self, bins: int) -> Integers:
-        """Return where those of the bins (i/M, (i + 1)/M] begin and end that have rows."""
+        """Return where the non-empty bins among (i/M, (i + 1)/M] begin and end."""
         inner = np.searchsorted(self.score, width_edges(bins)[1:-1], side="right")
         return np.unique(np.concatenate(([0], inner, [self.score.size])))
 

@@ -1,4 +1,4 @@
-"""How predictions agree with the mean prediction of their class: the diagnostics of SECA."""
+"""Measure how predictions agree with the mean prediction of their class (SECA diagnostics)."""
 
 from __future__ import annotations
 

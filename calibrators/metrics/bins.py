@@ -34,7 +34,7 @@ Tally: TypeAlias = tuple[Floats, Integers]
 
 @dataclass(frozen=True, eq=False)
 class BinTable:
-    """Sums of confidence and correctness in each bin.
+    """Per-bin sums of confidence and correctness.
 
     Counts may be fractional, because equal-mass bins share tied confidences in proportion.
     `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
@@ -58,7 +58,7 @@ class BinTable:
 
     @property
     def mean_confidence(self) -> Floats:
-        """Mean confidence of each bin; NaN for an empty bin."""
+        """Mean confidence per bin; NaN for an empty bin."""
         return ratio(self.confidence_sum, self.count)
 
     @property
@@ -72,7 +72,7 @@ class BinTable:
         return ratio(self.correct_sum - self.confidence_sum, self.count)
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        """Return count, confidence and accuracy of each bin as JSON, null for empty bins."""
+        """Return count, confidence and accuracy per bin as JSON, null for empty bins."""
         columns = {"confidence": self.mean_confidence, "accuracy": self.accuracy}
         nullable = {
             name: [None if np.isnan(value) else value for value in column.tolist()]
@@ -102,7 +102,7 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class TiedRows:
-    """Rows of equal confidence, sorted: the value, the number of rows and how many are correct."""
+    """Distinct confidences in order, each with its number of rows and of correct rows."""
 
     lower: Floats
     upper: Floats
@@ -149,7 +149,7 @@ def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Flo
 
 
 def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """Return the table of `bins` equally wide bins (i/M, (i + 1)/M]; 0 belongs to the first.
+    """Return the table of `bins` equal-width bins (i/M, (i + 1)/M]; 0 belongs to the first.
 
     Edges are float64 and a confidence exactly on an edge belongs to the bin below it.
 
@@ -197,7 +197,7 @@ def width_edges(bins: int) -> Floats:
 
 
 def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integers:
-    """Return the equal-width bin of each value in [0, 1], exact at the float64 edges."""
+    """Return the equal-width bin for each value in [0, 1], exact at the float64 edges."""
     scratch = scratch or Scratch()
     scaled = scratch.take("scaled", values.shape, np.float64)
     index: Integers = scratch.take("index", values.shape, np.intp)
@@ -226,7 +226,7 @@ def ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def cell_of(odds: npt.NDArray[Any]) -> Integers:
-    """Return the cell of each log-odds; the outermost cells include all values beyond them.
+    """Return the cell for each log-odds; the outermost cells include all values beyond them.
 
     >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
     [0, 1024, 10240, 32767, 32767]

@@ -20,7 +20,7 @@ __all__ = ["ada_ece", "debiased_squared_error", "ece", "ece_debiased", "ece_swee
 
 
 def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
-    """Return the expected calibration error with equally wide bins.
+    """Return the expected calibration error with equal-width bins.
 
     `sum_b (n_b / n) |acc_b - conf_b|` over the bins (i/M, (i + 1)/M] of the top-label
     confidence. Convention: confidence 0 falls in the first bin and 1 in the last; edges and
@@ -70,7 +70,7 @@ ADA_ECE = Metric(
 
 
 def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
-    """Return the maximum calibration error: the largest `|acc_b - conf_b|` of equally wide bins.
+    """Return the maximum calibration error: the largest `|acc_b - conf_b|` over equal-width bins.
 
     Convention: empty bins are left out, small ones are not. Naeini et al. 2015.
 

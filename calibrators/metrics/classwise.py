@@ -23,7 +23,7 @@ def classwise_ece(
     """Return the mean over classes of the calibration error of `p_c`.
 
     `(1/k) sum_c sum_b (n_bc / n) |freq_bc - mean p_c|`, where all n rows are binned by `p_c` and
-    freq is the share of label c. Convention: equally wide bins (i/M, (i + 1)/M], or equal-mass
+    freq is the share of label c. Convention: equal-width bins (i/M, (i + 1)/M], or equal-mass
     bins for each class with `adaptive`; no threshold on small probabilities. Nixon et al. 2019
     (there: SCE and ACE); Kull et al. 2019.
 
@@ -49,7 +49,7 @@ CLASSWISE_ECE = Metric(
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """Probabilities against labels, class by class; all arrays are (k,).
+    """Calibration per class; all arrays are (k,).
 
     `labelled` and `predicted` count rows (predicted: the first of the largest columns),
     `mean_probability` is the mean of `p_c` over all rows, `ece` the calibration error of `p_c`.

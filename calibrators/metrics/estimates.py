@@ -1,4 +1,4 @@
-"""Closed-form intervals of means, of shares, and of paired changes in shares.
+"""Closed-form intervals for means, for shares, and for paired changes in shares.
 
 A bootstrap of a mean needs no draws: its percentiles are known up to terms of order 1/n.
 """

@@ -1,4 +1,4 @@
-"""Rules for the interval of a metric, from its rows or from resampled bins."""
+"""Rules that compute the interval for a metric, from its rows or from resampled bins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RowRule(ABC):
-    """An interval in closed form, from the scores of each row."""
+    """A closed-form interval, computed from the scores of each row."""
 
     widens_with_folds: ClassVar[bool] = True
     """Whether out-of-fold rows underestimate the variance of a change (see ``fold_factor``)."""

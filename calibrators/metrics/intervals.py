@@ -1,4 +1,4 @@
-"""Intervals of metrics, and of the change between two maps on the same rows.
+"""Intervals for metrics, and for their change between two maps on the same rows.
 
 Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have closed-form
 intervals (see `estimates` and `selective`); binned errors are resampled. The bootstrap resamples
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Compared(NamedTuple):
-    """Intervals before and after, and of the change, all from the same resampled rows."""
+    """Intervals before, after and for the change, all from the same resampled rows."""
 
     before: dict[str, Interval]
     after: dict[str, Interval]

@@ -1,4 +1,4 @@
-"""Inputs of a report, computed from probabilities with one check and one sort."""
+"""Inputs to a report, computed from probabilities with one check and one sort."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScoredRows:
 
     @cached_property
     def equal_width(self) -> BinTable:
-        """The reliability table of equally wide bins."""
+        """The reliability table of equal-width bins."""
         return self.rows.top.equal_width(self.bins)
 
     @cached_property
@@ -40,7 +40,7 @@ class ScoredRows:
 
     @property
     def classes(self) -> ClassTable | None:
-        """The calibration of each class's own probability."""
+        """The calibration of the probability of each class."""
         return None
 
     @property
@@ -56,14 +56,14 @@ class ScoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Scored(ScoredRows):
-    """The inputs of all metrics, with the probabilities and labels themselves."""
+    """The inputs to all metrics, with the probabilities and labels themselves."""
 
     data: Checked
     ood: npt.ArrayLike | None = None
 
     @cached_property
     def classes(self) -> ClassTable:
-        """The calibration of each class's own probability."""
+        """The calibration of the probability of each class."""
         return class_table_of(self.data, self.bins)
 
     @cached_property

@@ -238,7 +238,7 @@ def aurc_influence(top: TopLabel) -> Floats:
 
 
 class Ranking(NamedTuple):
-    """AUROC of correct vs. wrong and AURC, with the influence of each row."""
+    """AUROC (correct against wrong) and AURC, with the influence of each row on each."""
 
     auroc: float
     auroc_influence: Floats | None

@@ -1,4 +1,4 @@
-"""Calibration errors by kernel smoothing, with a Gaussian that is reflected at 0 and 1.
+"""Kernel-smoothed calibration errors; the Gaussian kernel is reflected at 0 and 1.
 
 On cell centres the reflected Gaussian is the heat kernel of [0, 1]: each cosine frequency f is
 multiplied by exp(-(pi f sigma)^2 / 2), so one transform serves every bandwidth.

@@ -141,7 +141,7 @@ def smce_bound(
 def soft_weights(
     confidence: Floats, bins: int, lam: float, density: Density | None = None
 ) -> Floats:
-    """Return the weights (n, bins) of each confidence in each soft bin; rows sum to 1.
+    """Return the weight of each confidence in each soft bin (n, bins); rows sum to 1.
 
     ``density`` returns the positive reference density at given points; the default is uniform.
     """

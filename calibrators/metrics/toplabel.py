@@ -85,7 +85,7 @@ class TopLabel:
         return top
 
     def equal_width(self, bins: int = 15) -> BinTable:
-        """Return the reliability table of equally wide bins."""
+        """Return the reliability table of equal-width bins."""
         at_least("bins", bins, 1)
         return tabulate(self.confidence, self.correct, bins)
 

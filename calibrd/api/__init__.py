@@ -1,4 +1,4 @@
-"""Every call of the SDK, described once as a flow and grouped by subject."""
+"""All SDK calls, each written once as a flow and grouped by subject."""
 
 from calibrd.api.aliases import AliasCalls
 from calibrd.api.datasets import DatasetCalls

@@ -26,7 +26,7 @@ REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
 class ApiBase:
-    """The part of a client that its calls use."""
+    """Base class for the groups of calls: it sends their requests."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""Keys of the workspace, for callers with the scope ``admin``."""
+"""Keys in the workspace, for callers with the scope ``admin``."""
 
 from __future__ import annotations
 

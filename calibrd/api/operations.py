@@ -1,4 +1,4 @@
-"""Readiness of the service and its parts."""
+"""Readiness of the service and its dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads of datasets: only bytes the service lacks, in parts if large, resumed if interrupted."""
+"""Upload datasets: send only missing bytes, in parts if large, and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Retention(NamedTuple):
 
 @dataclass
 class Upload:
-    """One upload, and whether its parts can go directly to the object store."""
+    """One upload, which sends its parts directly to the object store where possible."""
 
     client: ApiBase
     payload: Payload

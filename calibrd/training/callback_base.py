@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 
 class AttachedObserver:
-    """The observer of a callback: created when training begins, closed when it ends."""
+    """Hold the observer for a callback: create it when training begins, close it at the end."""
 
     def __init__(self, make: Callable[..., AnyObserver], hint: str) -> None:
         self._make = make
@@ -87,7 +87,7 @@ class AttachedObserver:
 
 
 class CallbackBase:
-    """A callback of any framework; it forwards the events of training to an observer."""
+    """A callback for any framework; it forwards training events to an observer."""
 
     kind: ClassVar[Kind]
     hint: ClassVar[str]  # what to do if nothing was observed

@@ -1,4 +1,4 @@
-"""The ranks of torch.distributed, and how they agree on the same numbers."""
+"""The ranks in torch.distributed, and how they agree on the same numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrd.training.observer import Ranks, T
 
 
 class Distributed(Ranks):
-    """The ranks of torch.distributed: rank 0 reports the merged statistics."""
+    """The ranks in torch.distributed: rank 0 reports the merged statistics."""
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), decides="trainer")

@@ -34,7 +34,7 @@ def bases() -> tuple[type, ...]:
 
 
 class ModelInputs:
-    """Reads what a loss takes, beyond logits and labels, while a batch passes through the model.
+    """Captures the loss inputs beyond logits and labels while a batch passes through the model.
 
     The batch's column ``index`` is withheld from the model. The embeddings are the input of the
     module named ``head``.
@@ -59,7 +59,7 @@ class ModelInputs:
         self._model = model
 
     def taken(self) -> dict[str, Tensor]:
-        """Return what was read of the last batch, once."""
+        """Return what was captured from the last batch, once."""
         seen, self._seen = self._seen, {}
         return seen
 

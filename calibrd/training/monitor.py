@@ -1,4 +1,4 @@
-"""A live monitor of calibration, for training with any loss."""
+"""Monitor calibration live, for training with any loss."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Class
 
 
 def _step_in(checkpoint: object) -> int:
-    """Return the step of a monitor's checkpoint; raise ValueError if it has none."""
+    """Return the step in a monitor's checkpoint; raise ValueError if there is none."""
     step = checkpoint_entry(checkpoint, "step")
     if not isinstance(step, int) or step < 0:
         raise ValueError(f"a checkpoint's step must be a non-negative integer, got {step!r}")

@@ -1,4 +1,4 @@
-"""Observe validation passes and report them as a run: the base of AdaFocal and Monitor.
+"""Observe validation passes and report them as a run: base classes for AdaFocal and Monitor.
 
 Each row of a pass is reduced to three numbers on its device; then the rows are counted.
 """
@@ -73,7 +73,7 @@ class Steered(Protocol):
 
 
 class Observer:
-    """One job of a run, in the process that created it; copies can neither observe nor step."""
+    """One job in a run, in the process that created it; copies can neither observe nor step."""
 
     kind: Kind
 
@@ -286,7 +286,7 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
 
 
 class RunningStatistics:
-    """Statistics of all rows so far; rows are counted in large batches, which is faster."""
+    """Accumulate the statistics of all rows, counting them in large batches for speed."""
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()

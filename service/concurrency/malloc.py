@@ -1,4 +1,4 @@
-"""Settings of the C allocator; they have no effect unless it is glibc's."""
+"""Configure the C allocator; this has an effect only with glibc."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class MemoryHold:
 
 
 class CallMemory:
-    """The memory of a process's calls: incoming bodies, work, and outgoing responses.
+    """The memory budgets for calls in a process: incoming bodies, work, and outgoing responses.
 
     Each has its own budget. A client that sends or reads slowly only holds what it sends or
     reads, and a call that holds memory for work never waits for a client.

@@ -119,7 +119,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Executors:
-    """The pools of an API process.
+    """The thread pools in an API process.
 
     ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
     uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,

@@ -16,7 +16,7 @@ from service.storage.run_tables import SESSION, run_sessions, run_steps
 
 
 class Stretch(NamedTuple):
-    """The steps of a session that belong to its run's history, from ``first`` to ``last``."""
+    """The steps, ``first`` to ``last``, that a session contributes to its run's history."""
 
     session: int
     first: int
@@ -24,14 +24,14 @@ class Stretch(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A step with its session."""
+    """A step and its session."""
 
     step: RunStep
     session: RunSession
 
 
 class RunHistory(Repository):
-    """The decided steps of runs."""
+    """SQL for the decided steps of runs."""
 
     def page(
         self, run: str, limit: int, after: int | None, session: RunSession | None

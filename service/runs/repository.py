@@ -50,7 +50,7 @@ class Head(NamedTuple):
 
 
 class Runs(Repository):
-    """Runs of a workspace, and their sessions by number."""
+    """SQL for the runs in a workspace, and their sessions by number."""
 
     def named(self, workspace: str, name: str) -> Run | None:
         """Return the run with this name."""
@@ -159,7 +159,7 @@ class Runs(Repository):
 
 
 class RunSteps(Repository):
-    """Statistics and steps of runs; writers must have locked the run."""
+    """SQL for the statistics and steps of runs; writers must have locked the run."""
 
     def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
         """Record the statistics of a rank."""
@@ -249,7 +249,7 @@ class RunSteps(Repository):
         return self.session.scalar(select(run_sessions.c.base_state).where(mine))
 
     def last_numbers(self, keys: Collection[SessionKey]) -> dict[SessionKey, int]:
-        """Return the number of the last decided step of each session that has one."""
+        """Return the last decided step number for each session with a decided step."""
         if not keys:
             return {}
         wanted = _rows_of(keys)

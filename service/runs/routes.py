@@ -1,4 +1,4 @@
-"""Routes of training runs: open, post statistics, wait for the state, history."""
+"""Routes for training runs: open, post statistics, wait for the state, history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request and response bodies of training runs."""
+"""Request and response bodies for training runs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class OpenRunIn(RequestBody):
 
 
 class StatisticsIn(RequestBody):
-    """Statistics of a validation pass; ``state`` is sent by a trainer that decides."""
+    """Statistics of a validation pass; ``state`` is sent by a trainer that decides steps itself."""
 
     session: SessionId
     rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = 0
@@ -229,13 +229,13 @@ class RunOut(Body):
 
 
 class RunDetailOut(RunOut):
-    """A run with its newest sessions, newest first."""
+    """A run with its latest sessions, newest first."""
 
     sessions: list[RunSessionOut]
 
 
 class OpenedRunOut(RunOut):
-    """An opened session of a run: it continues after ``step`` with ``state`` (null for monitor)."""
+    """An opened session in a run: it continues after ``step`` with ``state`` (null for monitor)."""
 
     step: int = Field(examples=[0])
     metrics: RunMetricsOut | None = Field(examples=[None])
@@ -274,7 +274,7 @@ class RunStateOut(Body):
 
     @classmethod
     def of(cls, name: str, session: records.RunSession, head: Head) -> RunStateOut:
-        """Return the response body of the state of a session of the run ``name``."""
+        """Return the response body for the state of a session in the run ``name``."""
         decided = head.decided
         return cls(
             run=name,

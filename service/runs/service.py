@@ -74,7 +74,7 @@ class Posted(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Recorded statistics, and whether the next step of their session can be decided."""
+    """Recorded statistics, and whether the next step in their session can be decided."""
 
     session: RunSession
     step: int
@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """The next step of a session as it was read: the ranks that posted, and the state before it."""
+    """The next step in a session as read: the ranks that posted, and the state before the step."""
 
     session: RunSession
     head: Head
@@ -173,7 +173,7 @@ def advance(database: Database, key: SessionKey) -> None:
 
 
 class _Merge:
-    """The sum of the statistics of one step over the ranks read so far."""
+    """The statistics of one step, summed over the ranks read so far."""
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -38,7 +38,7 @@ class Opening:
 
 
 class Opened(NamedTuple):
-    """An opened session of a run, and its position."""
+    """An opened session in a run, and its position."""
 
     run: Run
     session: RunSession

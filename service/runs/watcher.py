@@ -1,4 +1,4 @@
-"""Wait for steps of runs, decide those that are due, and delete merged statistics."""
+"""Wait for run steps, decide those that are due, and delete merged statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = structlog.get_logger("calibrd.runs")
 
 
 class RunWatcher(Watcher[SessionKey, int]):
-    """Follows the last decided step of sessions, and triggers the decision of due steps.
+    """Follows the last decided step of each session, and has due steps decided.
 
     Merging takes up to a minute, so it does not run on the polling thread; at most one merge per
     workspace runs at a time.

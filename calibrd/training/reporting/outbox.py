@@ -1,4 +1,4 @@
-"""The outbox of a run: unsent validation passes, in an SQLite database.
+"""The outbox for a run: unsent validation passes, in an SQLite database.
 
 A later process sends what an earlier one has left unsent. Each process holds a lock on a file
 next to the database while it is alive; the sessions of a process without a lock are taken over.
@@ -58,7 +58,7 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 
 @dataclass(frozen=True)
 class Recovered:
-    """The last position of the run on this machine, when that session began, and what is unsent.
+    """The run's last position on this machine, when that session began, and its unsent passes.
 
     ``has_unsent`` covers all processes; ``sessions`` are those taken over from dead processes.
     """
@@ -70,7 +70,7 @@ class Recovered:
 
 
 class Outbox:
-    """The database of one run, and the thread that runs its statements one after the other.
+    """The database for one run, and the thread that runs its statements one at a time.
 
     No other thread waits for a disk that hangs. Each call opens the database again, so that it may
     be deleted and is never open during a fork.

@@ -1,4 +1,4 @@
-"""The training job's side of a run: where it begins, and the steps that it submits for sending."""
+"""Report a run from the training job: find where it begins, and submit its steps for sending."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Reporter:
         return recovered
 
     def _send_late(self, reading: Future[Recovered]) -> None:
-        """Send what other processes left once it has been read: it belongs to this process now."""
+        """Send the steps left by other processes once read: they now belong to this process."""
         if reading.exception() is None:
             self._send_left(reading.result())
 

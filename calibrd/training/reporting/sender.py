@@ -43,7 +43,7 @@ class RunPosition(NamedTuple):
 
 
 class Session:
-    """A session of the run; threads other than the sender's use only its key, future and queue.
+    """A session in the run; threads other than the sender's use only its key, future and queue.
 
     A session with a key was left by another process, and its passes are only in the outbox.
     """

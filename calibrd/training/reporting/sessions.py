@@ -1,4 +1,4 @@
-"""Sessions of a run: how they are opened, where they start, their validation passes."""
+"""Sessions in a run: how they are opened, where they start, and their validation passes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class Pass:
-    """A validation pass: its number in the session, its statistics as bytes, the state after it.
+    """A validation pass: number in the session, serialised statistics, and state after it.
 
     ``before`` is the state before it, from which a session can continue if all else is lost. Both
     states are None if the service decides, and for monitors.
