@@ -1,4 +1,4 @@
-"""The built documentation in a real browser: opened from a file and at /help, both with search."""
+"""The built documentation in a real browser: opened from a file and at /help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from helpers.browser import Tab, browser
 from helpers.live_service import ROOT, running
-from playwright.sync_api import expect
 
 PAGES = ("index.html", "concepts/ece.html", "studies/auto.html", "reference/http-api.html")
 
@@ -51,9 +50,7 @@ def test_pages_fit_phones_and_load_nothing_from_elsewhere(tab: Tab, start: str) 
     assert all(one.startswith((start, "data:", "blob:")) for one in tab.asked)
 
 
-def test_the_search_finds_a_page(tab: Tab, start: str) -> None:
-    tab.open(start + "concepts/ece.html")
-    tab.page.fill("input[name=query]", "noise floor")
-    found = tab.page.locator(".md-search-result__link").first
-    expect(found).to_have_attribute("href", f"{start}concepts/ece.html?h=noise+floor")
-    assert not tab.problems
+def test_the_search_has_its_index_in_both_forms(site: Path) -> None:
+    index = (site / "search/search_index.json").read_text()
+    assert "noise floor" in index
+    assert (site / "search/search_index.js").read_text() == f"var __index = {index}"
