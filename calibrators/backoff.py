@@ -23,7 +23,7 @@ class Backoff:
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing has failed since the last reset."""
+        """True if nothing has failed since the last reset."""
         return self._next == self._first
 
     def pause(self, at_most: float | None = None) -> float:

@@ -354,7 +354,7 @@ class Calibrator(ABC):
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
     for_comparison: ClassVar[bool] = False
-    """Whether the method is there to reproduce papers: `auto` tries it only if it is named."""
+    """True for methods that only reproduce papers: `auto` tries them only by name."""
     needs_features: ClassVar[bool] = False
     needs_head: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25

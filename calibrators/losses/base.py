@@ -87,7 +87,7 @@ class Loss(torch.nn.Module):
 
     @property
     def learns(self) -> bool:
-        """Whether this is a training batch: losses with a memory record only those."""
+        """True in training mode: losses with a memory record training batches only."""
         return self.training and torch.is_grad_enabled()
 
     @property

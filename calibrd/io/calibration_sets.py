@@ -21,7 +21,7 @@ def checked_set(
     features: Any = None,
     head: Any = None,
 ) -> CalibrationSet:
-    """Build a checked set of values, labels and what else there is from any library's arrays."""
+    """Build a checked set from the arrays of any library."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
     seen = None if features is None else as_array(features, "features")

@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def has_judged_rows(self) -> bool:
-        """Whether judged rows of the same data are stored for both versions."""
+        """True if both versions have stored judged rows of the same data."""
         return self.first.judged_data is not None and (
             self.first.judged_data == self.second.judged_data
         )
