@@ -63,7 +63,7 @@ def residual_network(train: Rows) -> nn.Sequential:
     It is the network of He et al. (2016) for CIFAR-10 with one block in each stage; ResNet-20 has
     three.
     """
-    model = nn.Sequential(
+    encoder = Bfloat16InTraining(
         CropAndFlip(),
         Standardise(),
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -74,9 +74,22 @@ def residual_network(train: Rows) -> nn.Sequential:
         Block(32, 64, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(64, int(train.labels.max()) + 1),
     )
+    model = nn.Sequential(encoder, nn.Linear(64, int(train.labels.max()) + 1))
     return model.to(memory_format=torch.channels_last)
+
+
+class Bfloat16InTraining(nn.Sequential):
+    """Layers whose convolutions use bfloat16 in training: a third less time on a CPU that has it.
+
+    Weights, activations that leave these layers, and everything in evaluation stay float32.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return float32 activations."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.training):
+            activations: Tensor = super().forward(inputs)
+        return activations.float()
 
 
 class CropAndFlip(nn.Module):
