@@ -116,9 +116,12 @@ class Datasets(Repository):
 
         Round-robin over workspaces, oldest datasets first.
         """
-        abandoned = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
-        expired = (datasets.c.expires_at < now()) | abandoned
-        return self._all(Dataset, in_turns(expired & ~needed_by_fits(datasets.c.id, OPEN), limit))
+        is_abandoned = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
+        # two searches, each by its own index
+        expired = select(datasets.c.id).where(datasets.c.expires_at < now())
+        ids = expired.union(select(datasets.c.id).where(is_abandoned))
+        chosen = datasets.c.id.in_(ids) & ~needed_by_fits(datasets.c.id, OPEN)
+        return self._all(Dataset, in_turns(chosen, limit))
 
     def open_uploads(self, workspace: str) -> int:
         """Return the number of uploads that are not committed."""

@@ -21,7 +21,6 @@ from service.maintenance.doctor_messages import (
     unreadable,
 )
 from service.maintenance.inventory_repository import (
-    FoundFit,
     FoundVersion,
     Inventory,
     Number,
@@ -33,7 +32,7 @@ from service.maintenance.sweep import sweep
 from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.records import Dataset, FitStatus, Version
+from service.storage.records import Dataset, Fit, FitStatus, Version
 
 
 class Doctor:
@@ -64,8 +63,7 @@ class Doctor:
         yield from self._ownerless_versions()
         yield from self._aliases()
         yield from self._datasets()
-        yield from self._succeeded_fits()
-        yield from self._open_fits()
+        yield from self._fits()
         yield from self._runs()
         found = sweep(self._database, self._blobs, older_than=self._orphan_seconds, dry_run=True)
         self.orphans = found.orphans.total()
@@ -184,28 +182,13 @@ class Doctor:
             subject = f"dataset {dataset.id}"
             yield Finding(f"dataset_{how(damage)}", subject, damage.message, advice)
 
-    def _succeeded_fits(self) -> Iterator[Finding]:
-        for found in self._fits(FitStatus.SUCCEEDED):
-            for one in found:
-                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
-            page = [one.fit for one in found]
-            numbers = {(fit.calibrator, number) for fit in page for number in fit.versions}
-            with self._database.read() as store:
-                named = store.inventory.fits_of_versions(numbers)
-            for fit in page:
-                for number in fit.versions:
-                    if named.get((fit.calibrator, number)) != fit.id:
-                        yield Finding(
-                            "fit_without_version",
-                            f"fit {fit.id}",
-                            f"its version {fit.calibrator_name}@{number} does not exist",
-                            "restore the database from a backup, or submit the fit again",
-                        )
-
-    def _open_fits(self) -> Iterator[Finding]:
-        for found in self._fits(FitStatus.QUEUED):
-            for one in found:
-                yield from unreadable(f"fit {one.fit.id}", one.unreadable)
+    def _fits(self) -> Iterator[Finding]:
+        for page in self._pages(Inventory.fits, "", attrgetter("place")):
+            self._count("fits", len(page))
+            for found in page:
+                if found.fit.status in (FitStatus.QUEUED, FitStatus.SUCCEEDED):
+                    yield from unreadable(f"fit {found.fit.id}", found.unreadable)
+            yield from self._lost_versions([found.fit for found in page])
         with self._database.read() as store:
             lost = store.fits.without_worker()
         for fit in lost:
@@ -216,13 +199,20 @@ class Doctor:
                 "start a worker, which queues it again within minutes, or cancel it",
             )
 
-    def _fits(self, status: FitStatus) -> Iterator[list[FoundFit]]:
-        def read(inventory: Inventory, after: str) -> list[FoundFit]:
-            return inventory.fits(status, after)
-
-        for page in self._pages(read, "", attrgetter("place")):
-            self._count("fits", len(page))
-            yield page
+    def _lost_versions(self, page: list[Fit]) -> Iterator[Finding]:
+        done = [fit for fit in page if fit.status is FitStatus.SUCCEEDED]
+        numbers = {(fit.calibrator, number) for fit in done for number in fit.versions}
+        with self._database.read() as store:
+            named = store.inventory.fits_of_versions(numbers)
+        for fit in done:
+            for number in fit.versions:
+                if named.get((fit.calibrator, number)) != fit.id:
+                    yield Finding(
+                        "fit_without_version",
+                        f"fit {fit.id}",
+                        f"its version {fit.calibrator_name}@{number} does not exist",
+                        "restore the database from a backup, or submit the fit again",
+                    )
 
     def _each(
         self,

@@ -109,6 +109,14 @@ Index(
     postgresql_where=datasets.c.sha256.is_(None),
 )
 
+Index(
+    "ix_datasets_delete_after_fit",
+    datasets.c.workspace,
+    datasets.c.created_at,
+    sqlite_where=datasets.c.delete_after_fit,
+    postgresql_where=datasets.c.delete_after_fit,
+)
+
 parts = Table(
     "dataset_parts",
     metadata,
