@@ -133,6 +133,11 @@ def _build(
         return kind(**values)
     except CalibrationError as error:
         raise ArchiveError("wrong_fields", str(error)) from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # arrays of any shape: a check that assumes another number of dimensions fails
+        raise ArchiveError(
+            "wrong_fields", f"the arrays do not have the shapes that {method!r} needs: {error}"
+        ) from error
 
 
 def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> CalibrationMap:
@@ -143,7 +148,7 @@ def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> Calibr
     raise ArchiveError("wrong_fields", f"the field {name!r} must be a map")
 
 
-def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _open(data: bytes) -> tuple[dict[str, Any], memoryview]:
     """Return an archive's header and array bytes after checking its hash and lengths."""
     if len(data) < PREFIX.size or data[: len(MAGIC)] != MAGIC:
         raise ArchiveError("not_an_archive", "not a calibrd archive (bad magic bytes)")
@@ -153,8 +158,8 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
             "unknown_format",
             f"this map has format {magic[-1]}, but this library reads {FORMAT}: upgrade calibrd",
         )
-    body = data[8 + 32 :]
-    header = _parse(body[4 : 4 + length]) if 4 + length <= len(body) else None
+    body = memoryview(data)[8 + 32 :]
+    header = _parse(bytes(body[4 : 4 + length])) if 4 + length <= len(body) else None
     expected = None if header is None else 4 + length + _array_bytes(header)
     if expected is not None and len(body) > expected and _hash_ok(body[:expected], digest):
         extra = len(body) - expected
@@ -166,7 +171,7 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
     return header, body[4 + length :]
 
 
-def _hash_ok(body: bytes, digest: bytes) -> bool:
+def _hash_ok(body: memoryview, digest: bytes) -> bool:
     return hashlib.sha256(body).digest() == digest
 
 
@@ -202,7 +207,7 @@ def _size(described: dict[str, Any]) -> int:
     return size
 
 
-def _arrays(described: dict[str, Any], payload: bytes) -> dict[str, NDArray[Any]]:
+def _arrays(described: dict[str, Any], payload: memoryview) -> dict[str, NDArray[Any]]:
     arrays, offset = {}, 0
     for name, one in sorted(described.items()):
         raw = payload[offset : offset + _size(one)]

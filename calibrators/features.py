@@ -44,7 +44,7 @@ class Head:
             weight.shape, None if bias is None else bias.shape, classes=classes, width=None
         )
         weight = np.atleast_2d(weight)
-        bias = np.zeros(len(weight), weight.dtype) if bias is None else np.atleast_1d(bias)
+        bias = np.zeros(len(weight), weight.dtype) if bias is None else bias
         if len(weight) < classes:
             weight = np.concatenate([np.zeros_like(weight), weight])
             bias = np.concatenate([np.zeros_like(bias), bias])
@@ -153,12 +153,14 @@ def check_head_layout(
     """Raise if the shapes of a head's weight and bias do not suit the classes and the features."""
     rows = weight[:1] if len(weight) == 2 else (1,)
     is_single = classes == 2 and rows == (1,)
-    biases: tuple[tuple[int, ...] | None, ...] = (None, rows, ()) if is_single else (None, rows)
-    if len(weight) not in (1, 2) or not (is_single or rows == (classes,)) or bias not in biases:
+    fits_classes = is_single or rows == (classes,)
+    if len(weight) not in (1, 2) or not fits_classes or bias not in (None, rows):
+        single = " (or (1, d) and (1,))" if classes == 2 else ""
         raise DataError(
             "bad_head",
             f"the head must have a weight of shape ({classes}, d) and a bias of shape "
-            f"({classes},) for {classes} classes, got {weight} and {bias or 'no bias'}",
+            f"({classes},) for {classes} classes{single}, "
+            f"got {weight} and {'no bias' if bias is None else bias}",
         )
     if width not in (None, weight[-1]):
         raise DataError(
@@ -171,6 +173,12 @@ def check_head_layout(
             f"the weight of the head must have at most {MAX_HEAD:,} entries, "
             f"got {rows[0]:,} x {weight[-1]:,}",
         )
+
+
+def check_head_dtype(dtype: np.dtype[Any], name: str) -> None:
+    """Raise unless the weight or bias of a head has a numeric type."""
+    if dtype.kind not in "fiu":
+        raise DataError("bad_head", f"{name} must be numbers, got {dtype}")
 
 
 def check_width(width: int, expected: int) -> None:
@@ -198,8 +206,7 @@ def check_finite(array: Floats, first: int = 0) -> None:
 def _wide(values: ArrayLike, name: str) -> Floats:
     """Return numbers of a head as float32 or float64."""
     array = _as_array(values, name)
-    if array.dtype.kind not in "fiu":
-        raise DataError("bad_head", f"{name} must be numbers, got {array.dtype}")
+    check_head_dtype(array.dtype, name)
     is_single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
     return array.astype(np.float32 if is_single else np.float64)
 

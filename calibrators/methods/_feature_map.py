@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 from calibrators.arrays import check_rows, row_maxima
 from calibrators.base import CalibrationMap
 from calibrators.data import CalibrationSet
-from calibrators.errors import DataError, ExportError
+from calibrators.errors import DataError, ExportError, ParameterError
 from calibrators.export.onnx import Builder
-from calibrators.features import as_features
+from calibrators.features import MAX_FEATURES, as_features
 from calibrators.numerics.parallel import Floats
 
 
@@ -19,6 +19,19 @@ class FeatureMap(CalibrationMap):
     """A map that requires the features of each row, and raises if they are missing."""
 
     has_features = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_arrays()
+        if not 1 <= self.feature_count <= MAX_FEATURES:
+            raise ParameterError(
+                "bad_parameter",
+                f"a map must take 1 to {MAX_FEATURES:,} features, got {self.feature_count:,}",
+            )
+
+    @abstractmethod
+    def _check_arrays(self) -> None:
+        """Raise a ParameterError unless the arrays have valid shapes and values."""
 
     @property
     @abstractmethod

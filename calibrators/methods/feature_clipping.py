@@ -45,8 +45,7 @@ class FeatureClippingMap(FeatureMap):
     threshold: float
     temperature: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_arrays(self) -> None:
         check_temperature(self.temperature)
         if self.weight.ndim != 2 or self.weight.shape[0] != self.k or not self.weight.shape[1]:
             raise ParameterError(

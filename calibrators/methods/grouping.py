@@ -28,6 +28,7 @@ SPREAD = 0.3
 TOLERANCE, GAIN = 1e-6, 1e-6
 BLOCK_ROWS = 1 << 11
 TICKS = 1000
+MOST_PARTITIONS, MOST_GROUPS = 100, 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,8 +46,7 @@ class GroupingMap(FeatureMap):
     weights: Floats
     temperatures: Floats
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_arrays(self) -> None:
         shape = self.temperatures.shape
         if (
             len(shape) != 2
@@ -57,6 +57,12 @@ class GroupingMap(FeatureMap):
                 "bad_parameter",
                 "weights must have a row for each of the temperatures (partitions, groups), "
                 f"got shapes {self.weights.shape} and {shape}",
+            )
+        if shape[0] > MOST_PARTITIONS or shape[1] > MOST_GROUPS:
+            raise ParameterError(
+                "bad_parameter",
+                f"a map may have at most {MOST_PARTITIONS} partitions of {MOST_GROUPS} groups, "
+                f"got {shape[0]:,} of {shape[1]:,}",
             )
         for temperature in self.temperatures.ravel().tolist():
             check_temperature(temperature)
@@ -78,7 +84,7 @@ class GroupingMap(FeatureMap):
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
         out = np.empty(logits.shape, logits.dtype)
         inverse = 1 / self.temperatures
-        for rows in row_blocks(*logits.shape):
+        for rows in row_blocks(len(logits), max(logits.shape[1], len(inverse))):
             block, groups = logits[rows], self.groups(features[rows])
             total = np.zeros(block.shape)
             for place, own in enumerate(inverse):
@@ -137,8 +143,8 @@ class Grouping(Calibrator):
     cost = "about 100 products of the features with 40 weights, temperature scaling in 40 groups"
     needs_features = True
 
-    groups: Annotated[int, Ge(2), Le(20)] = 2
-    partitions: Annotated[int, Ge(1), Le(100)] = 20
+    groups: Annotated[int, Ge(2), Le(MOST_GROUPS)] = 2
+    partitions: Annotated[int, Ge(1), Le(MOST_PARTITIONS)] = 20
     decay: Annotated[float, Ge(0), Le(1e6)] = 0.1
     steps: Annotated[int, Ge(1), Le(10_000)] = 100
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0

@@ -38,6 +38,7 @@ LEAST_BANDWIDTH = 1e-3
 LEAST_DENSITY = 1e-10
 MOST_NUMBERS = 12_000_000  # of references, 48 MB
 LARGEST_ODDS = 700.0
+MOST_BINS, MOST_NEIGHBOURS = 1000, 1000
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,27 +64,35 @@ class ProCalMap(FeatureMap):
     confidence_edges: Floats
     table: Floats
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check_arrays(self) -> None:
         check_temperature(self.base_temperature)
         inner = 0 if self.form == "density_ratio" else 1
-        rows, columns = self.proximity_edges.size + inner, self.confidence_edges.shape[-1] + inner
+        rows, columns = self.table.shape if self.table.ndim == 2 else (0, 0)
+        shapes = (self.proximity_edges.shape, self.confidence_edges.shape)
         if (
-            self.form not in ("density_ratio", "bin_mean_shift")
-            or self.neighbours < 1
+            min(rows, columns) < 2 - inner
+            or shapes != ((rows - inner,), (rows if inner else 1, columns - inner))
+            or self.form not in ("density_ratio", "bin_mean_shift")
+            or not 1 <= self.neighbours <= MOST_NEIGHBOURS
             or self.references.ndim != 2
             or not self.references.size
-            or self.confidence_edges.shape != (rows if inner else 1, columns - inner)
-            or self.table.shape != (rows, columns)
         ):
             raise ParameterError(
                 "bad_parameter",
                 "table, proximity_edges and confidence_edges must suit the form and each other, "
-                f"got form={self.form!r} and shapes {self.table.shape}, "
-                f"{self.proximity_edges.shape} and {self.confidence_edges.shape}",
+                f"got form={self.form!r}, neighbours={self.neighbours} and shapes "
+                f"{self.table.shape}, {shapes[0]} and {shapes[1]}",
+            )
+        if rows > MOST_BINS or columns > MOST_BINS:
+            raise ParameterError(
+                "bad_parameter",
+                f"the table may have at most {MOST_BINS:,} rows and columns, "
+                f"got {rows:,} x {columns:,}",
             )
         with np.errstate(over="ignore"):
             longest = float(np.linalg.norm(self.references, axis=1).max())
+        if (np.diff(self.confidence_edges) < 0).any() or (np.diff(self.proximity_edges) < 0).any():
+            raise ParameterError("bad_parameter", "edges must be sorted in increasing order")
         if not longest < 1 + 1e-3:
             raise ParameterError(
                 "bad_parameter",
@@ -136,7 +145,11 @@ class ProCalMap(FeatureMap):
             )
         else:
             outer = np.searchsorted(self.proximity_edges, proximity, side="right")
-            inner = (confidence[:, np.newaxis] >= self.confidence_edges[outer]).sum(axis=1)
+            inner = np.empty(len(outer), np.intp)
+            for place in np.unique(outer):
+                own = outer == place
+                edges = self.confidence_edges[place]
+                inner[own] = np.searchsorted(edges, confidence[own], side="right")
             shift = self.table[outer, inner]
             moved = np.where(shift == 0, confidence, np.clip(confidence + shift, 1e-12, 1 - 1e-12))
             found = np.where(shift == 0, log_odds, log_odds_of(moved))
@@ -212,10 +225,10 @@ class ProCal(Calibrator):
 
     form: Form = "density_ratio"
     scaled: bool = True
-    neighbours: Annotated[int, Ge(1), Le(1000)] = 10
+    neighbours: Annotated[int, Ge(1), Le(MOST_NEIGHBOURS)] = 10
     references: Annotated[int, Ge(2), Le(1_000_000)] = 10_000
     proximity_bins: Annotated[int, Ge(1), Le(100)] = 5
-    confidence_bins: Annotated[int, Ge(1), Le(1000)] = 10
+    confidence_bins: Annotated[int, Ge(1), Le(MOST_BINS)] = 10
     shrinkage: Annotated[float, Gt(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
 

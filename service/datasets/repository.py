@@ -116,7 +116,9 @@ class Datasets(Repository):
 
         Round-robin over workspaces, oldest datasets first.
         """
-        is_abandoned = datasets.c.sha256.is_(None) & (datasets.c.created_at < now() - UPLOAD_SECONDS)
+        is_abandoned = datasets.c.sha256.is_(None) & (
+            datasets.c.created_at < now() - UPLOAD_SECONDS
+        )
         # two searches, each by its own index
         expired = select(datasets.c.id).where(datasets.c.expires_at < now())
         ids = expired.union(select(datasets.c.id).where(is_abandoned))

@@ -186,6 +186,10 @@ def _check_answers(fitted: CalibrationMap) -> None:
         prove(fitted)
     except CalibrationError as error:
         raise Invalid("bad_map", f"the map cannot be applied: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Invalid(
+            "bad_map", f"the map cannot be applied: its arrays do not fit together ({error})"
+        ) from error
 
 
 def _is_plain(value: Any, depth: int) -> bool:

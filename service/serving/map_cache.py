@@ -6,12 +6,15 @@ once a second; while the database is down, the last known versions are served.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -30,6 +33,7 @@ from service.storage.database import Database
 from service.storage.records import Alias, Version
 from service.storage.store import Store
 
+LARGE_MAP = 4 << 20
 MAP_OVERHEAD = 2048  # bytes that a map takes in addition to its arrays and names
 PLACE_OVERHEAD = 1024  # bytes that a cache key takes
 # each is looked up about once a second, by one thread for all workspaces
@@ -80,6 +84,7 @@ class Maps:
         self._aliases: dict[str, dict[CacheKey, Alias]] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
+        self._large = threading.Lock()
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -204,9 +209,10 @@ class Maps:
         known = self._versions.get(id)
         if known is not None:
             return known
-        key = map_key(place.workspace, version.id, version.map_sha256)
-        content = self._blobs.get(key, version.map_sha256)
-        fitted = _without_info(archive.load(content))
+        is_large = version.map_bytes > LARGE_MAP
+        # a large map takes several times its bytes while it is loaded: load one at a time
+        with self._large if is_large else nullcontext():
+            fitted = self._fitted(place, version)
         return Served(
             place.name,
             version.number,
@@ -217,6 +223,13 @@ class Maps:
             MAP_OVERHEAD + size_of(fitted),
         )
 
+    def _fitted(self, place: CacheKey, version: Version) -> CalibrationMap:
+        key = map_key(place.workspace, version.id, version.map_sha256)
+        content = self._blobs.get(key, version.map_sha256)
+        fitted = _without_info(archive.load(content))
+        compute_properties(fitted)
+        return fitted
+
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:
     """Return a map without the information on its fit, which predictions do not need."""
@@ -226,6 +239,16 @@ def _without_info(fitted: CalibrationMap) -> CalibrationMap:
         if isinstance(value, CalibrationMap)
     }
     return replace(fitted, fit_info={}, **inner)
+
+
+def compute_properties(fitted: CalibrationMap) -> None:
+    """Compute the cached properties of a map now, so that ``size_of`` counts them."""
+    for name, value in inspect.getmembers_static(type(fitted)):
+        if isinstance(value, cached_property):
+            getattr(fitted, name)
+    for value in list(vars(fitted).values()):
+        if isinstance(value, CalibrationMap):
+            compute_properties(value)
 
 
 def size_of(value: Any) -> int:

@@ -96,6 +96,7 @@ def test_features_that_are_not_finite_are_counted(value: float) -> None:
         ((np.ones((4, 7)), None), "weight for each of the 8 features, got 7"),
         ((np.full((4, 8), np.nan), None), "must be finite"),
         ((np.full((4, 8), "x"), None), "must be numbers"),
+        ((np.ones((4, 8)), np.float64(1.0)), r"got \(4, 8\) and \(\)"),
         (np.ones((4, 8)), r"tuple \(weight, bias\), got ndarray"),
     ],
 )
@@ -112,7 +113,7 @@ def test_a_head_needs_features() -> None:
 
 
 def test_a_binary_head_of_one_output_has_two_rows() -> None:
-    head = Head.of((np.array([1.0, 2.0], np.float16), 3.0), classes=2)
+    head = Head.of((np.array([1.0, 2.0], np.float16), [3.0]), classes=2)
     assert head.weight.tolist() == [[0, 0], [1, 2]]
     assert head.bias.tolist() == [0, 3]
     assert head.weight.dtype == np.float32

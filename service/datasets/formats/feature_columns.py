@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from calibrators import DataError
-from calibrators.features import check_head_layout, check_layout
+from calibrators.features import check_head_dtype, check_head_layout, check_layout
 from service.errors import Invalid
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def check(columns: FeatureColumns, rows: int, classes: int, spool: BinaryIO) -> 
     if columns.weight is not None:
         bias = None if columns.bias is None else columns.bias.layout.shape
         check_head_layout(columns.weight.layout.shape, bias, classes=classes, width=width)
-        for column in (columns.weight, columns.bias):
-            if column is not None and not all(
-                np.isfinite(block).all() for block in blocks(column, spool)
-            ):
+        for name, column in ((HEAD_WEIGHT, columns.weight), (HEAD_BIAS, columns.bias)):
+            if column is None:
+                continue
+            check_head_dtype(_dtype(column.layout), name)
+            if not all(np.isfinite(block).all() for block in blocks(column, spool)):
                 raise DataError("bad_head", "weight and bias of the head must be finite")
     _check_finite(columns.features, spool)
     return FeatureFacts(width, layout.count * dtype.itemsize, columns.weight is not None)

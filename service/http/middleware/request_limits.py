@@ -20,7 +20,14 @@ from service.http.middleware.fair_turns import owner_of, take_turn
 # requests of one workspace that use the framework's 40 threads at the same time
 MAX_RUNNING = 4
 # these respond from memory or receive long bodies, and have their own executors
-OWN_EXECUTORS = re.compile(r".*/(predict|infer|datasets|fits|stats|parts/\d+)")
+OWN_EXECUTORS = re.compile(
+    r"(?:GET|HEAD|POST) /v1/calibrators/[^/@]+@[^/@]+/predict"
+    r"|POST /v2/models/[^/]+(?:/versions/[^/]+)?/infer"
+    r"|POST /v1/datasets"
+    r"|PUT /v1/datasets/[^/]+/parts/\d+"
+    r"|POST /v1/calibrators/[^/]+/fits"
+    r"|POST /v1/runs/[^/]+/steps/[^/]+/stats"
+)
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
 # the keys of a workspace together may have this many times the requests and waits of one key
@@ -201,9 +208,10 @@ def _caller_of(scope: Scope) -> str:
 
 
 def _uses_threads(scope: Scope) -> bool:
-    if scope["method"] in ("GET", "HEAD"):
-        return "principal" in scope and not scope["path"].endswith("/predict")
-    return not OWN_EXECUTORS.fullmatch(scope["path"])
+    method, path = scope["method"], scope["path"]
+    if method in ("GET", "HEAD") and "principal" not in scope:
+        return False
+    return not OWN_EXECUTORS.fullmatch(f"{method} {path}")
 
 
 @asynccontextmanager

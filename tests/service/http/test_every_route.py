@@ -13,6 +13,7 @@ from helpers.route_table import NEEDS, PLACES, UNDOCUMENTED, Call, calls_of
 from service.access import keys
 from service.access.permissions import Scope
 from service.http.middleware.auth import PUBLIC, is_public
+from service.http.middleware.request_limits import _uses_threads
 
 FOREIGN = [
     {"Host": "calibrd.example"},
@@ -174,6 +175,33 @@ def test_without_keys_no_other_site_can_reach_a_route(
         if call.need != "public":
             answer = opened.request(call.method, call.url(**PLACES), headers=headers)
             check_refusal(call, answer, 403)
+
+
+# they respond from memory or receive long bodies; all other routes share the framework's threads
+OWN_EXECUTORS = {
+    "GET /v1/calibrators/{name}@{ref}/predict",
+    "HEAD /v1/calibrators/{name}@{ref}/predict",
+    "POST /v1/calibrators/{name}@{ref}/predict",
+    "POST /v2/models/{name}/infer",
+    "POST /v2/models/{name}/versions/{version}/infer",
+    "POST /v1/datasets",
+    "PUT /v1/datasets/{id}/parts/{number}",
+    "POST /v1/calibrators/{name}/fits",
+    "POST /v1/runs/{run}/steps/{step}/stats",
+}
+
+
+@pytest.mark.parametrize("word", ["predict", "infer", "fits", "stats", "datasets", "1"])
+def test_no_name_lets_a_call_escape_the_limit_of_threads(opened: Local, word: str) -> None:
+    escaped = set()
+    for call in calls_of(opened.app):
+        names = dict.fromkeys(call.parameters, word)
+        path = call.url(**names | {"number": 1} if "number" in names else names)
+        scope = {"method": call.method, "path": path, "principal": "somebody"}
+        if not _uses_threads(scope):
+            escaped.add(str(call))
+    assert escaped <= OWN_EXECUTORS
+    assert "POST /v1/calibrators/{name}/fits" in escaped
 
 
 def test_without_keys_its_own_pages_can(opened: Local) -> None:

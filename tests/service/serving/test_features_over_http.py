@@ -239,6 +239,30 @@ def test_datasets_that_break_a_rule_are_refused(client: httpx.Client, case: str)
     assert words in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("value", [np.float32(0.5), True], ids=["number", "bool"])
+@pytest.mark.parametrize("name", DATA)
+def test_no_array_may_be_a_scalar(client: httpx.Client, name: str, value: Any) -> None:
+    two_classes = {
+        **DATA,
+        "logits": DATA["logits"][:, :2],
+        "labels": DATA["labels"] % 2,
+        "head_weight": DATA["head_weight"][:1],
+        "head_bias": DATA["head_bias"][:1],
+    }
+    for arrays in (DATA, two_classes):
+        body = npz(**{**arrays, name: np.asarray(value)})
+        answer = client.post("/v1/datasets", content=body, headers=NPZ)
+        assert answer.status_code == 422, answer.text
+
+
+@pytest.mark.parametrize("name", ["head_weight", "head_bias"])
+def test_a_head_of_truth_values_is_refused_when_it_arrives(client: httpx.Client, name: str) -> None:
+    body = npz(**changed(name, DATA[name] > 0))
+    answer = client.post("/v1/datasets", content=body, headers=NPZ)
+    assert refused(answer) == (422, "bad_head"), answer.text
+    assert f"{name} must be numbers, got bool" in answer.json()["detail"]
+
+
 def test_a_fit_needs_what_its_method_needs(client: httpx.Client, uploaded: Any) -> None:
     body = npz(logits=DATA["logits"], labels=DATA["labels"])
     plain = client.post("/v1/datasets", content=body, headers=NPZ).json()
