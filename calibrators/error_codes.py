@@ -272,6 +272,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "ragged": ErrorCode(422, "Rows have different lengths.", page="Correct that line, or leave the row out."),
     "repeated_column": ErrorCode(None, "A column exists, or is named, more than once."),
     "report_not_drawn": ErrorCode(503, "A report could not be drawn in the time allowed.", "request report.json, and draw it with Report.from_dict(...).save(...)"),
+    "reports_too_large": ErrorCode(413, "The reports of one fit are together too large for the service to store.", "use fewer segments or shorter names, or fit fewer methods at once"),
     "request_header_fields_too_large": ErrorCode(431, "The headers are too large."),
     "request_uri_too_long": ErrorCode(414, "The path or query is too long."),
     "rows_do_not_sum_to_one": ErrorCode(422, "The probabilities of a row do not sum to 1.", page="If these are logits, call them logits; if they are probabilities, make sure that rows sum to 1."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -28,11 +28,12 @@ from service.storage.blob_keys import judged_key, map_key, onnx_key
 from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
-from service.storage.repository import new_id
+from service.storage.repository import JsonText, as_json, new_id
 from service.storage.store import Store
 
 MAX_MAP_BYTES = 64 * MEGABYTE
 MAX_FIT_BYTES = 128 * MEGABYTE
+MAX_DOCUMENT_BYTES = 16 * MEGABYTE
 
 _log = structlog.get_logger("calibrd.fits")
 
@@ -67,10 +68,14 @@ class FitAttempt:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """A version whose blobs are written but whose row is not."""
+    """A version whose blobs are written but whose row is not.
+
+    Report and fit_info are text already: no other writer waits while they are serialised.
+    """
 
     id: str
-    report: dict[str, Any]
+    report: JsonText
+    fit_info: JsonText
     facts: dict[str, Any]
 
 
@@ -143,7 +148,9 @@ def conclude(
             return None
         ending = _in_time(ending)
         numbers = [
-            store.calibrators.add_version(fit.calibrator, made.id, made.report, **made.facts).number
+            store.calibrators.add_version(
+                fit.calibrator, made.id, made.report, fit_info=made.fit_info, **made.facts
+            ).number
             for made in ending.versions
         ]
         facts = {
@@ -278,6 +285,7 @@ def _all_written(
     try:
         for one in judged:
             written.append(_written(attempt, pending, *one))
+            check_documents(written)
             if watch():
                 raise FitCancelled
     except BaseException:
@@ -321,7 +329,6 @@ def _written(
         "verdict": None if report.verdict is None else report.verdict.value,
         "verdict_sentence": report.verdict_sentence or None,
         "fit": fit.id,
-        "fit_info": to_plain({**fitted.fit_info, "warnings": [*known, *warnings]}),
         "libraries": archive.describe(content)["libraries"],
         "map_sha256": sha256,
         "map_bytes": len(content),
@@ -333,7 +340,8 @@ def _written(
         "description": spec["description"],
         "created_by": fit.created_by,
     }
-    return NewVersion(id, report.to_dict(), facts)
+    fit_info = to_plain({**fitted.fit_info, "warnings": [*known, *warnings]})
+    return NewVersion(id, JsonText(as_json(report.to_dict())), JsonText(as_json(fit_info)), facts)
 
 
 def check_map_size(recipe: Calibrator, size: int) -> None:
@@ -356,6 +364,17 @@ def check_maps_size(size: int) -> None:
             f"the maps of this fit take more than {MAX_FIT_BYTES / MEGABYTE:.0f} MiB in total: "
             "fit methods with this many parameters one at a time",
             limit=MAX_FIT_BYTES,
+        )
+
+
+def check_documents(versions: Sequence[NewVersion]) -> None:
+    """Raise TooLarge if the reports of a fit, all written at once, are too large."""
+    if sum(len(one.report) + len(one.fit_info) for one in versions) > MAX_DOCUMENT_BYTES:
+        raise TooLarge(
+            "reports_too_large",
+            f"the reports of this fit take more than {MAX_DOCUMENT_BYTES / MEGABYTE:.0f} MiB in "
+            "total: use fewer segments or shorter names of segments, or fit fewer methods at once",
+            limit=MAX_DOCUMENT_BYTES,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
-from service.storage.repository import Repository, json_bytes, new_id, now
+from service.storage.repository import JsonText, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, reports, versions
 
 
@@ -52,13 +52,14 @@ class Calibrators(Repository):
         self,
         calibrator: str,
         id: str,
-        report: dict[str, Any] | None,
+        report: dict[str, Any] | JsonText | None,
         *,
         blob_bytes: int,
+        fit_info: dict[str, Any] | JsonText,
         **facts: Any,
     ) -> Version:
         """Add the next version of a calibrator and its report; ``id`` is part of its blob keys."""
-        size = blob_bytes + json_bytes(report, facts)
+        size = blob_bytes + json_bytes(report, fit_info, facts)
         counted = (
             update(calibrators)
             .where(calibrators.c.id == calibrator)
@@ -70,7 +71,7 @@ class Calibrators(Repository):
         )
         number = self.session.execute(counted).scalar_one()
         row = {"calibrator": calibrator, "number": number}
-        values = {**row, "id": id, "created_at": now(), **facts}
+        values = {**row, "id": id, "created_at": now(), "fit_info": fit_info, **facts}
         made = self._one(Version, insert(versions).values(values).returning(*versions.c))
         assert made is not None  # noqa: S101
         if report is not None:

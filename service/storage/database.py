@@ -19,6 +19,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import NoSpace, Unavailable
 from service.storage.deadlines import Deadlines
+from service.storage.repository import as_json
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
 
@@ -213,12 +214,18 @@ def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
 
 def _postgresql(url: URL, limits: Mapping[str, str], **pool: Any) -> Engine:
     arguments = connection_arguments(url, limits)
-    return create_engine(url, connect_args=arguments, hide_parameters=True, **pool)
+    return create_engine(
+        url, connect_args=arguments, hide_parameters=True, json_serializer=as_json, **pool
+    )
 
 
 def _sqlite(url: URL) -> Engine:
     engine = create_engine(
-        url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True, **POOL
+        url,
+        connect_args={"timeout": BUSY_SECONDS},
+        hide_parameters=True,
+        json_serializer=as_json,
+        **POOL,
     )
 
     @event.listens_for(engine, "connect")

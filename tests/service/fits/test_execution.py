@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from service.fits.execution import Ending, FitAttempt, Stop, conclude, run
 from service.storage.blob_keys import dataset_key, map_key, onnx_key
 from service.storage.blobs import PendingBlobs
 from service.storage.records import Fit, FitStatus
+from service.storage.repository import JsonText
 
 pytestmark = pytest.mark.both_backends
 
@@ -106,7 +108,10 @@ def test_an_evaluation_dataset_and_a_held_out_share_are_used(place: Place) -> No
     data, other = place.dataset(), place.dataset()
     ending = ended(place, place.start_fit(data, ("temperature", {}), evaluation=other))
     assert ending is not None
-    assert "separate evaluation set of 2,000 rows" in ending.versions[0].report["judged_on"]
+    assert (
+        "separate evaluation set of 2,000 rows"
+        in json.loads(ending.versions[0].report)["judged_on"]
+    )
     ending = ended(place, place.start_fit(data, ("temperature", {}), held_out=0.4))
     assert ending is not None
     assert ending.versions[0].report["n"] == 800
@@ -120,7 +125,7 @@ def test_a_map_without_onnx_is_a_version_with_a_warning(
     assert ending is not None
     (version,) = ending.versions
     assert version.facts["onnx_sha256"] is None
-    assert [one["code"] for one in version.facts["fit_info"]["warnings"]] == ["onnx_missing"]
+    assert [one["code"] for one in json.loads(version.fit_info)["warnings"]] == ["onnx_missing"]
 
 
 @pytest.mark.parametrize(
@@ -319,3 +324,19 @@ def test_a_fit_that_is_stopped_while_it_writes_leaves_no_blobs(place: Place) -> 
     assert ending is not None
     assert ending.status is FitStatus.CANCELLED
     assert set(keys(place.blobs)) == before
+
+
+def test_reports_that_are_too_large_together_fail_the_fit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ended(place, place.start_fit(place.dataset(), ("temperature", {})))
+    assert one is not None
+    (made,) = one.versions
+    assert isinstance(made.report, JsonText)  # so that no writer waits for its serialisation
+    assert Report.from_dict(json.loads(made.report)).n > 0
+    size = len(made.report) + len(made.fit_info)
+    monkeypatch.setattr("service.fits.execution.MAX_DOCUMENT_BYTES", int(1.5 * size))
+    before = set(keys(place.blobs))
+    many = ended(place, place.start_fit(place.dataset(), *[("temperature", {})] * 2))
+    assert error_of(many)["code"] == "reports_too_large"
+    assert {one for one in set(keys(place.blobs)) - before if "/datasets/" not in one} == set()
