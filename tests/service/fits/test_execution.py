@@ -114,7 +114,7 @@ def test_an_evaluation_dataset_and_a_held_out_share_are_used(place: Place) -> No
     )
     ending = ended(place, place.start_fit(data, ("temperature", {}), held_out=0.4))
     assert ending is not None
-    assert ending.versions[0].report["n"] == 800
+    assert json.loads(ending.versions[0].report)["n"] == 800
 
 
 def test_a_map_without_onnx_is_a_version_with_a_warning(
