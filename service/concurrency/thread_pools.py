@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from service.errors import TooMany, Unavailable
 
 SMALL_BYTES = 1 << 16
+SPARE_AFTER = 1.0  # seconds
+SPARE_THREADS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,15 +44,19 @@ class FairExecutor:
 
     The threads are few on purpose: every thread that computes in Python delays the event loop.
     An owner (a workspace) occupies at most ``threads - 1`` of them (or the only one) and may have
-    ``most_waiting`` calls in flight; beyond that it gets TooMany.
+    ``most_waiting`` calls in flight; beyond that it gets TooMany. If several owners occupy all
+    threads for longer than SPARE_AFTER seconds, waiting calls get up to SPARE_THREADS more.
     """
 
     def __init__(self, name: str, threads: int, *, most_waiting: int = 64) -> None:
         self._name = name
+        self._threads = threads
         self._share = max(1, threads - 1)
         self._most_waiting = most_waiting
         self._owners: dict[str, _Owner] = {}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._running = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._pool = ThreadPoolExecutor(threads + SPARE_THREADS, thread_name_prefix=name)
 
     async def run(
         self, owner: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -68,6 +75,12 @@ class FairExecutor:
         except BaseException:
             self._leave(owner, mine)
             raise
+        try:
+            await self._thread()
+        except BaseException:
+            mine.threads.release()
+            self._leave(owner, mine)
+            raise
         return await asyncio.wrap_future(self._submit(owner, mine, partial(call, *args, **kwargs)))
 
     def of(self, owner: str) -> Runner:
@@ -77,6 +90,42 @@ class FairExecutor:
     def close(self) -> None:
         """Shut down: running calls finish, waiting ones are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _thread(self) -> None:
+        """Wait for a thread: one of the usual ones, or after a while a spare one."""
+        if self._running < self._threads and not self._waiting:
+            self._running += 1
+            return
+        loop = asyncio.get_running_loop()
+        mine = _Waiting(loop.create_future(), loop.time())
+        self._waiting.append(mine)
+        timer = loop.call_later(SPARE_AFTER, self._admit)
+        try:
+            await mine.admitted
+        except BaseException:
+            if mine.admitted.done() and not mine.admitted.cancelled():
+                self._end()
+            else:
+                self._waiting.remove(mine)
+            raise
+        finally:
+            timer.cancel()
+
+    def _admit(self) -> None:
+        """Give free threads to waiting calls, spare threads only to those that waited long."""
+        while self._waiting:
+            first = self._waiting[0]
+            waited = first.admitted.get_loop().time() - first.since
+            most = self._threads + (SPARE_THREADS if waited >= SPARE_AFTER else 0)
+            if self._running >= most:
+                return
+            self._waiting.popleft()
+            self._running += 1
+            first.admitted.set_result(None)
+
+    def _end(self) -> None:
+        self._running -= 1
+        self._admit()
 
     def _submit(self, owner: str, mine: _Owner, call: Callable[[], T]) -> Future[T]:
         loop = asyncio.get_running_loop()
@@ -95,6 +144,7 @@ class FairExecutor:
         return future
 
     def _release(self, owner: str, mine: _Owner) -> None:
+        self._end()
         mine.threads.release()
         self._leave(owner, mine)
 
@@ -102,6 +152,12 @@ class FairExecutor:
         mine.calls -= 1
         if not mine.calls:
             self._owners.pop(owner, None)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    admitted: asyncio.Future[None]
+    since: float
 
 
 @dataclass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import builtins
 import math
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ MIN_FREE_PART = 4  # small rows may use the reserve down to this fraction
 SHARE_PART = 4
 # operations of SQLite's virtual machine between two checks of the clock: a few milliseconds
 CHECK_EVERY = 50_000
+# the write-ahead log is cut to this length once no reader needs it
+LOG_BYTES = 64 << 20
+SQLITE_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    f"journal_size_limit={LOG_BYTES}",
+)
 UNLIMITED = "unlimited"  # the execution option of connections without the time limit
 
 
@@ -158,6 +167,23 @@ class Database:
             return nullcontext(engine)
         return self._deadlines.connected(engine, seconds)
 
+    def shorten_log(self) -> None:
+        """Empty SQLite's write-ahead log if it is too long.
+
+        It cannot be reused while reads overlap without a pause. For a few seconds writers wait
+        until all reads that have begun are over.
+        """
+        if not self.is_sqlite or not self.url.database:
+            return
+        log = Path(f"{self.url.database}-wal")
+        if not log.exists() or log.stat().st_size <= 2 * LOG_BYTES:
+            return
+        with (
+            self._turn(),
+            closing(sqlite3.connect(self.url.database, timeout=BUSY_SECONDS)) as connection,
+        ):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close all connections; those in use are closed when they are returned."""
         self._is_closed = True
@@ -231,7 +257,7 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in SQLITE_PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

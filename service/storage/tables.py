@@ -234,6 +234,8 @@ fits = Table(
     Column("lost_at", Float),  # when it last lost its worker
     Index(None, "workspace", "created_at"),
     Index(None, "workspace", "status", "created_at"),
+    Index(None, "workspace", "calibrator_name", "created_at"),
+    Index(None, "workspace", "calibrator_name", "status", "created_at"),
     Index(None, "workspace", "started_at"),
     Index(None, "status", "queue", "started_at", "finished_at"),  # for the metrics
     Index(None, "dataset", "status"),

@@ -130,6 +130,7 @@ class Housekeeping:
             self._requeue(store, store.fits.without_worker())
             sweeps = grace > 0 and store.chores.claim(CHORE, HOUR)
         self._forget_datasets()
+        self._database.shorten_log()
         if sweeps and not self._ended.is_set():
             self._sweep(grace)
 

@@ -45,8 +45,6 @@ from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, NoSpace, TooLarge
 from service.storage.database import SHARE_PART
 
-BLOCK = 1 << 18
-FORTRAN_ROWS, FORTRAN_BYTES = 64, 24 << 20
 # the order in which CalibrationSet checks the rules that rows can break
 RULES = (
     "not_a_probability",
@@ -224,7 +222,7 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
     therefore the first that the file breaks, and only the blocks that report it break it.
     """
     total = values.layout.shape[0]
-    step = rows_at_once(values.layout)
+    step = values.layout.rows_at_once
     broken: dict[str, DataError] = {}
     for start in range(0, total, step):
         stop = min(total, start + step)
@@ -240,15 +238,6 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
         raise next(iter(broken.values()))
 
 
-def rows_at_once(layout: Layout) -> int:
-    """Return the number of rows of an array that are read as a block."""
-    width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
-    step = max(1, BLOCK // width)
-    if layout.fortran:  # a block is one read per column, which should not be tiny
-        step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * layout.dtype.itemsize)))
-    return step
-
-
 def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
     """Return the step that all probabilities of a file were rounded to; 0 if there is none.
 
@@ -261,7 +250,7 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
         _check_room(path.parent, found.values.layout)
         values = found.values.in_rows(spool)
         total = values.layout.shape[0]
-        step = rows_at_once(values.layout)
+        step = values.layout.rows_at_once
         for start in range(0, total, step):
             if not finder.is_open:
                 break

@@ -19,7 +19,6 @@ from service.datasets.formats.bodies import Format
 from service.datasets.formats.dataset_files import (
     columns,
     load,
-    rows_at_once,
     select_columns,
 )
 from service.datasets.formats.npy import Array, Column, Layout
@@ -110,7 +109,7 @@ def _choose_rows(rows: int, classes: int, most_rows: int, most_values: int) -> R
 
 
 def _column_blocks(column: Column) -> Iterator[Array]:
-    total, step = column.layout.shape[0], rows_at_once(column.layout)
+    total, step = column.layout.shape[0], column.layout.rows_at_once
     flat = column.layout.shape[1:] in ((), (1,))
     for start in range(0, total, step):
         block = column.rows(start, min(total, start + step))

@@ -19,7 +19,6 @@ FEATURES = "features"
 HEAD_WEIGHT = "head_weight"
 HEAD_BIAS = "head_bias"
 FEATURE_NAMES = (FEATURES, HEAD_WEIGHT, HEAD_BIAS)
-BLOCK = 1 << 18
 
 
 class FeatureColumns(NamedTuple):
@@ -79,7 +78,7 @@ def blocks(column: Column, spool: BinaryIO) -> Iterator[Array]:
     """Yield all rows of a column in blocks."""
     readable = column.in_rows(spool)
     total = column.layout.shape[0]
-    step = max(1, BLOCK // max(1, column.layout.count // max(1, total)))
+    step = column.layout.rows_at_once
     for start in range(0, total, step):
         yield readable.rows(start, min(total, start + step))
 

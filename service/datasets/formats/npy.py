@@ -117,6 +117,8 @@ DTYPES = frozenset(np.dtype(code) for code in "efdbBhHiIlLqQ?")
 CHARACTER_BYTES = 4
 LONGEST = 1 << 48
 MAX_DIMENSIONS = 32
+BLOCK = 1 << 18
+FORTRAN_ROWS, FORTRAN_BYTES = 1024, 24 << 20
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,15 @@ class Layout:
     def nbytes(self) -> int:
         """The size of the numbers in bytes."""
         return self.count * self.dtype.itemsize
+
+    @property
+    def rows_at_once(self) -> int:
+        """The number of rows that are read as a block."""
+        width = max(1, self.shape[1] if len(self.shape) > 1 else 1)
+        step = max(1, BLOCK // width)
+        if self.fortran:  # a block is one read per column, which should not be tiny
+            step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * self.dtype.itemsize)))
+        return step
 
     def array(self, data: Bytes, offset: int = 0) -> Array:
         """Return the array whose numbers start at ``offset`` of ``data``, without a copy."""

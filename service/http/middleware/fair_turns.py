@@ -4,50 +4,104 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Generic, TypeVar
 
 from starlette.types import Scope
 
 TURN = "turn"
+ADDRESS = "address "
+T = TypeVar("T")
 # answered from memory faster than a turn is granted
 UNTIMED = frozenset({"/healthz", "/v2/health/live"})
+
+
+def group_of(owner: str) -> str:
+    """Return the group in which an owner takes turns: callers without a key share one.
+
+    A machine may have any number of addresses, but only as many workspaces as it has keys.
+    """
+    return ADDRESS if owner.startswith(ADDRESS) else owner
+
+
+class RoundRobin(Generic[T]):
+    """Waiting items of many owners: the groups take turns, and in each group its owners.
+
+    >>> queue = RoundRobin()
+    >>> for owner, item in [("a", 1), ("a", 2), ("address 1", 3), ("address 2", 4)]:
+    ...     queue.add(owner, item)
+    >>> [queue.pop() for _ in range(4)]
+    [1, 3, 2, 4]
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, deque[T]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, owner: str, item: T) -> None:
+        """Add an item at the end of its owner's queue."""
+        self._groups.setdefault(group_of(owner), {}).setdefault(owner, deque()).append(item)
+
+    def pop(self, group: str | None = None) -> T:
+        """Return the next item, of the given group or of the one whose turn it is."""
+        if group is None:
+            group = next(iter(self._groups))
+        owners = self._groups.pop(group)
+        owner = next(iter(owners))
+        items = owners.pop(owner)
+        item = items.popleft()
+        if items:
+            owners[owner] = items
+        if owners:
+            self._groups[group] = owners
+        return item
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
 
 
 class Turns:
     """Let one request per caller run in each pass of the event loop.
 
     Regardless of how many requests of one caller are ready at once, other callers' requests and
-    the loop's own reads and writes run in between.
+    the loop's own reads and writes run in between. All callers without a key count as one.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._running: set[str] = set()
+        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
 
     async def take(self, owner: str) -> None:
         """Wait for a turn in which no other request of the owner runs."""
-        queue = self._queues.get(owner)
-        loop = asyncio.get_running_loop()
-        if queue is None:
-            if not self._queues:
+        group, loop = group_of(owner), asyncio.get_running_loop()
+        if group not in self._running:
+            if not self._running:
                 loop.call_soon(self._begin_next)
-            self._queues[owner] = deque()
+            self._running.add(group)
             return
         mine = loop.create_future()
-        queue.append(mine)
+        self._waiting.add(owner, mine)
         await mine
 
     def _begin_next(self) -> None:
-        """Begin a turn: wake one waiting request of each owner."""
+        """Begin a turn: wake one waiting request of each group."""
         self.number += 1
-        for owner, queue in list(self._queues.items()):
-            while queue and queue[0].done():  # the client has left
-                queue.popleft()
-            if queue:
-                queue.popleft().set_result(None)
-            else:
-                del self._queues[owner]
-        if self._queues:
+        for group in list(self._running):
+            if not self._wake_one(group):
+                self._running.discard(group)
+        if self._running:
             asyncio.get_running_loop().call_soon(self._begin_next)
+
+    def _wake_one(self, group: str) -> bool:
+        """Wake the next waiting request of a group; return whether there was one."""
+        while group in self._waiting:
+            request = self._waiting.pop(group)
+            if not request.done():  # else the client has left
+                request.set_result(None)
+                return True
+        return False
 
 
 class Turn:
@@ -79,7 +133,7 @@ def owner_of(scope: Scope) -> str:
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"
-    return f"address {(scope.get('client') or ('unknown',))[0]}"
+    return f"{ADDRESS}{(scope.get('client') or ('unknown',))[0]}"
 
 
 def is_untimed(scope: Scope) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from service.http.middleware.fair_turns import ADDRESS
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
 from service.http.server.connections import Connections
@@ -79,7 +80,9 @@ class HttpProtocol(TurnReader):
         """The owner of its turns: the workspace of the previous request, or the address."""
         scope: Any = {} if self.cycle is None else self.cycle.scope
         principal = scope.get("principal")
-        return self._address if principal is None else f"workspace {principal.workspace}"
+        return (
+            f"{ADDRESS}{self._address}" if principal is None else f"workspace {principal.workspace}"
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the connection's resources, and notify its request."""
@@ -336,6 +339,16 @@ class HttpProtocol(TurnReader):
             self._clock = None
 
     def _on_deadline(self) -> None:
+        """End a connection whose time is over; thousands may end together, so they take turns."""
+        if self.read_turns.has_time:
+            self.read_turns.count(REQUEST_SECONDS)
+            self._end_late(self._clock)
+        else:
+            self.read_turns.wait(partial(self._end_late, self._clock), self.owner)
+
+    def _end_late(self, clock: asyncio.TimerHandle | None) -> None:
+        if self.transport.is_closing() or self._clock is not clock:
+            return  # it ended, or its request arrived, while it waited for its turn
         if self.cycle is not None and not self.cycle.response_complete:
             self._start_clock()  # the delay is ours: an earlier request is still being answered
         elif self._in_head:

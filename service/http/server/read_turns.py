@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
+from service.http.middleware.fair_turns import RoundRobin
 from service.http.server.write_deadline import WriteDeadline
 
 # time for parsing in one pass of the event loop
@@ -25,11 +25,11 @@ class ReadTurns:
 
     In one pass the loop serves every connection that has received something.
     Once parsing has taken TURN_SECONDS, the others wait for the next pass, in which their owners
-    (workspaces, or addresses of unknown callers) take turns.
+    (workspaces, or addresses of unknown callers) take turns; all addresses share one turn.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._waiting: RoundRobin[Callable[[], None]] = RoundRobin()
         self._spent = 0.0
         self._urgent = 0
         self._is_pass_planned = False
@@ -60,7 +60,7 @@ class ReadTurns:
 
     def wait(self, action: Callable[[], None], owner: str) -> None:
         """Call the action in one of the next passes, when it is its owner's turn."""
-        self._waiting.setdefault(owner, deque()).append(action)
+        self._waiting.add(owner, action)
         self._plan_pass()
 
     def _plan_pass(self) -> None:
@@ -73,19 +73,10 @@ class ReadTurns:
         self._spent, self._urgent = 0.0, 0
         while self._waiting:
             began = perf_counter()
-            self._next()()
+            self._waiting.pop()()
             self.count(perf_counter() - began)
             if self._spent >= TURN_SECONDS:
                 break
-
-    def _next(self) -> Callable[[], None]:
-        """Return the longest-waiting action of the owner whose turn it is."""
-        owner, actions = next(iter(self._waiting.items()))
-        del self._waiting[owner]
-        action = actions.popleft()
-        if actions:
-            self._waiting[owner] = actions
-        return action
 
 
 def is_urgent(data: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from service.concurrency.memory_budget import (
     MemoryBudget,
     MemoryHold,
 )
-from service.concurrency.thread_pools import FairExecutor
+from service.concurrency.thread_pools import SPARE_AFTER, FairExecutor
 from service.datasets.formats import csv_text
 from service.errors import Invalid, TooLarge, TooMany
 from service.http import json_body
@@ -62,6 +63,43 @@ def test_a_caller_that_left_keeps_its_thread_until_the_call_has_ended():
         assert not waiting.done()
         blocked.set()
         assert await asyncio.wait_for(waiting, 10) == "next"
+        executor.close()
+
+    asyncio.run(check())
+
+
+def test_owners_that_fill_all_threads_do_not_stop_the_others():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 2), threading.Event()
+        names = ("one", "two", "three")
+        slow = [asyncio.create_task(executor.run(name, blocked.wait, 30)) for name in names]
+        await asyncio.sleep(0.05)
+        asked = time.monotonic()
+        assert await asyncio.wait_for(executor.run("other", lambda: "answered"), 10) == "answered"
+        assert time.monotonic() - asked < SPARE_AFTER + 5
+        assert not blocked.is_set()
+        blocked.set()
+        assert await asyncio.gather(*slow) == [True] * 3
+        assert await executor.run("other", lambda: "again") == "again"
+        assert not executor._running
+        executor.close()
+
+    asyncio.run(check())
+
+
+def test_a_caller_that_leaves_while_it_waits_for_a_thread_takes_none():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 1), threading.Event()
+        slow = asyncio.create_task(executor.run("one", blocked.wait, 30))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(executor.run("two", lambda: "never"))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not executor._waiting
+        blocked.set()
+        await slow
+        assert await executor.run("two", lambda: "next") == "next"
         executor.close()
 
     asyncio.run(check())

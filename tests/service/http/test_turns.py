@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.http.middleware.body_limits import BodyGuard
-from service.http.middleware.fair_turns import TURN, Turn, Turns
+from service.http.middleware.fair_turns import ADDRESS, TURN, Turn, Turns
 from service.http.middleware.request_limits import SLOT, CallerLoad, Slot, WorkspaceLoad, waiting
 
 
@@ -25,6 +25,26 @@ def test_requests_of_one_caller_begin_in_different_turns_of_the_loop() -> None:
     asyncio.run(run())
     assert len({number for number, owner in begun if owner == "many"}) == 5
     assert begun.index((begun[0][0], "one")) <= 1  # it does not wait for the others
+
+
+def test_callers_without_a_key_share_their_turns() -> None:
+    turns, begun = Turns(), []
+
+    async def request(owner: str) -> None:
+        await Turn(turns, owner).take()
+        begun.append((turns.number, owner))
+
+    async def run() -> None:
+        addresses = [f"{ADDRESS}10.0.0.{number}" for number in range(50)]
+        owners = [*addresses, addresses[0], addresses[0], "workspace a"]
+        await asyncio.wait_for(asyncio.gather(*map(request, owners)), 10)
+
+    asyncio.run(run())
+    place = next(number for number, owner in begun if owner == "workspace a")
+    assert place == begun[0][0]  # it waits for none of them
+    of_addresses = [number for number, owner in begun if owner != "workspace a"]
+    assert len(set(of_addresses)) == len(of_addresses) == 52
+    assert [owner for _, owner in begun[-2:]] == [f"{ADDRESS}10.0.0.0"] * 2  # the others were first
 
 
 def test_a_request_takes_no_second_turn_while_it_has_one() -> None:

@@ -18,6 +18,7 @@ from calibrators.features import MAX_FEATURES
 from calibrators.methods.feature_clipping import FeatureClipping, FeatureClippingMap
 from calibrators.methods.procal import ProCal
 from calibrators.methods.temperature import TemperatureScaling
+from service.datasets.formats import npy as npy_format
 
 DATA = arrays_with_features()
 ROWS = {name: DATA[name][:6] for name in ("logits", "features")}
@@ -253,6 +254,25 @@ def test_no_array_may_be_a_scalar(client: httpx.Client, name: str, value: Any) -
         body = npz(**{**arrays, name: np.asarray(value)})
         answer = client.post("/v1/datasets", content=body, headers=NPZ)
         assert answer.status_code == 422, answer.text
+
+
+def test_features_stored_by_columns_are_read_in_large_pieces(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    real = npy_format.read_at
+
+    def counting(file: Any, offset: int, size: int) -> bytes:
+        reads.append(size)
+        return real(file, offset, size)
+
+    monkeypatch.setattr(npy_format, "read_at", counting)
+    rows, width = 4096, 1024
+    features = np.asfortranarray(np.zeros((rows, width), np.float16))
+    body = npz(logits=np.eye(rows, 2), labels=np.zeros(rows, int), features=features)
+    assert client.post("/v1/datasets", content=body, headers=NPZ).status_code == 201
+    of_columns = [size for size in reads if size <= 2 * rows]
+    assert len(of_columns) <= 5 * width
 
 
 @pytest.mark.parametrize("name", ["head_weight", "head_bias"])

@@ -75,7 +75,7 @@ MIGRATION_HASHES = {
     "0015": "1f6d5fbfd2cbbf648bdcaf1b1a910f39d2137b04db3a1ed1fcf7bf30d63e0c38",
     "0016": "9a6e14a3efb288bfcffe084c790c92ea9c2dcec421441df0bbcda7acd14c5ffa",
     "0017": "0047a20174ad2f48eac64e23e1745edecfec764c698665726d1ce4b4cf5cbddf",
-    "0018": "679fa3df76ff497531508fe9bfdd4e3883a4e289cfebd85c5c92ccbaa3cccb07",
+    "0018": "47687ea2d4378e7936707d7413f7e44e053b4505593e6cbb26838054aebacda5",
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers.fit_fixtures import Place
 from sqlalchemy import event
 
 from service.datasets.repository import Datasets
 from service.fits.repository import Fits
+from service.storage.database import LOG_BYTES
 from service.storage.records import Dataset, FitStatus
 from service.storage.repository import new_id
 from service.worker.housekeeping import Housekeeping, WorkerPace
@@ -80,6 +83,28 @@ def _reads_all(step: str) -> bool:
     """Whether a step of a plan reads all rows of a table, directly or by an index of all."""
     few = ("ix_datasets_delete_after_fit", "ix_datasets_open")
     return step.startswith(("SCAN fits", "SCAN datasets")) and not step.endswith(few)
+
+
+def test_a_log_that_overlapping_reads_made_long_is_emptied(place: Place) -> None:
+    if not place.database.is_sqlite:
+        place.database.shorten_log()  # there is none
+        return
+    assert place.database.url.database is not None
+    log = Path(f"{place.database.url.database}-wal")
+    with place.database.read() as reader:
+        reader.chores.note("any")
+        for number in range(3):
+            with place.database.write() as store:
+                text = "x" * LOG_BYTES
+                store.chores.set_note(f"long {number}", text)
+        long = log.stat().st_size
+    assert long > 2 * LOG_BYTES
+    place.database.shorten_log()
+    assert log.stat().st_size == 0
+    with place.database.write() as store:
+        store.chores.set_note("long 0", "")
+    with place.database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
 
 
 def add_expired(place: Place, workspace: str, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""An index of the datasets that are deleted after their fits, for housekeeping"""
+"""Indexes of spent datasets, for housekeeping, and of the fits of a calibrator"""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ down_revision = "0017"
 branch_labels = None
 depends_on = None
 
+FITS = (
+    ["workspace", "calibrator_name", "created_at"],
+    ["workspace", "calibrator_name", "status", "created_at"],
+)
+
 
 def upgrade() -> None:
     op.create_index(
@@ -19,7 +24,11 @@ def upgrade() -> None:
         sqlite_where=sa.text("delete_after_fit = 1"),
         postgresql_where=sa.text("delete_after_fit"),
     )
+    for columns in FITS:
+        op.create_index(f"ix_fits_{'_'.join(columns)}", "fits", columns)
 
 
 def downgrade() -> None:
+    for columns in FITS:
+        op.drop_index(f"ix_fits_{'_'.join(columns)}", "fits")
     op.drop_index("ix_datasets_delete_after_fit", "datasets")
