@@ -1,4 +1,4 @@
-"""Rules that compute the interval for a metric, from its rows or from resampled bins."""
+"""Rules that compute the interval of a metric, from the scores of its rows or resampled bins."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ShareOf(RowRule):
 
 @dataclass(frozen=True)
 class InfluenceOf(RowRule):
-    """The metric is a share, ``value``, to which each row adds its ``influence`` (n,)."""
+    """The metric is a share, ``value``, on which each row has an ``influence`` (n,)."""
 
     value: Callable[[RowScores], float]
     influence: Callable[[RowScores], Floats | None]
@@ -96,7 +96,7 @@ class InfluenceOf(RowRule):
 
 @dataclass(frozen=True)
 class Resampled:
-    """The metric is a ``figure`` (draws,) of resampled bins, and lies inside ``limits``."""
+    """The metric is computed by ``figure`` from resampled bins, and lies inside ``limits``."""
 
     figure: Callable[[DrawnBins], Floats]
     limits: Range = ANY
