@@ -1,4 +1,4 @@
-"""Compare two fits on rows that both were judged on and neither was fitted on."""
+"""Compare two fits on the rows that both were judged on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
         **OPTIONS,
         n=new.n,
         k=new.classes,
-        judged_on=f"{new.n:,} rows that both were judged on and neither was fitted on",
+        judged_on=f"{new.n:,} rows that both were judged on, by fits that had not seen them",
         before=_measured(old.after, found.before),
         change=change,
         verdict=decide(new.n, change),

@@ -1,4 +1,4 @@
-"""SECA: the mean prediction of each class as a second, soft label."""
+"""SECA: cross-entropy with the mean prediction of each class as a second, soft label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrators.errors import CalibrationWarning
 from calibrators.losses.base import Loss
 
-FEWEST = 16  # samples; smaller batches are not checked for company
+FEWEST = 16  # smaller batches are not checked for classes with a single sample
 
 
 class AloneInClass(CalibrationWarning):
@@ -24,14 +24,16 @@ class AloneInClass(CalibrationWarning):
 
 @dataclass(eq=False, repr=False)
 class SECALoss(Loss):
-    """``-sum_c (1[c = y] + mu_yc) log p_c``, mu_j the mean of p over class j.
+    """``-sum_c (1[c = y] + mu_yc) log p_c``, where mu_j is the mean of p over class j.
 
-    No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
-    with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
-    its class in the batch gets the gradient of cross-entropy; a warning says so if this is true of
-    most samples of the first training batch. In training under torch.distributed, means are over
-    the batches of all ranks, which must then all call the loss equally often; ``all_ranks=False``
-    keeps them local. Helps when training from scratch must end calibrated without a held-out set.
+    There is no parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the
+    gradient with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
+    its class in the batch gets the gradient of cross-entropy; a warning is issued if this applies
+    to most samples of the first training batch. With torch.distributed, training uses the means
+    over the batches of all ranks, so all ranks must call the loss equally often;
+    ``all_ranks=False`` uses the means of each rank's own batch. It helps if a network is trained
+    from scratch and must be calibrated without a held-out set.
+
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -49,13 +51,13 @@ class SECALoss(Loss):
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether the class means of this batch are over all ranks."""
+        """True if the class means of this batch are computed over all ranks."""
         return self.all_ranks and self.learns and torch.distributed.is_initialized()
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         together = self.needs_all_ranks
-        # the first batch, of all ranks alike: the check exchanges counts
+        # all ranks must check the same batch, the first one, as the check exchanges counts
         if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):
             self._is_checked = True
             _warn_if_alone(labels, logits.shape[1], together)
@@ -64,7 +66,7 @@ class SECALoss(Loss):
 
 
 class _SelfGuided(torch.autograd.Function):
-    """The loss with an explicit gradient, which needs half the passes of autograd."""
+    """The loss with an explicit gradient, which needs half as many passes as autograd."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
@@ -106,7 +108,7 @@ def _warn_if_alone(labels: Tensor, classes: int, together: bool) -> None:
 
 
 def _class_means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
-    """Return for each sample the mean of p over its class (n, k)."""
+    """Return, for each sample, the mean of p over its class, (n, k)."""
     counts = torch.bincount(labels, minlength=p.shape[1])
     if all_ranks:
         torch.distributed.all_reduce(counts)
