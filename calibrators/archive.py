@@ -151,7 +151,8 @@ def _open(data: bytes) -> tuple[dict[str, Any], bytes]:
     if magic[-1] != FORMAT:
         raise ArchiveError(
             "unknown_format",
-            f"this map has format {magic[-1]}, but this library reads {FORMAT}: upgrade calibrd",
+            f"this map uses format {magic[-1]}, but this library reads format {FORMAT}: "
+            "upgrade calibrd",
         )
     body = data[8 + 32 :]
     header = _parse(body[4 : 4 + length]) if 4 + length <= len(body) else None

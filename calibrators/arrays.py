@@ -95,7 +95,7 @@ def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError if any row is broken; it states how many are, and which is the first."""
+    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)

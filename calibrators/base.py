@@ -112,7 +112,7 @@ class CalibrationMap(ABC):
         segments: ArrayLike | Segments | None = None,
         features: ArrayLike | None = None,
     ) -> Floats:
-        """Return the calibrated probabilities (n, k) of logits, or of probabilities.
+        """Return calibrated probabilities (n, k) for logits or probabilities.
 
         ``values`` must be of the kind that the map was fitted on. Rows sum to 1, and float32 input
         gives float32 output. A binary map takes (n,), (n, 1) or (n, 2) and returns (n, 2).
@@ -131,7 +131,7 @@ class CalibrationMap(ABC):
         segments: ArrayLike | Segments | None = None,
         features: ArrayLike | None = None,
     ) -> Floats:
-        """Return the calibrated probabilities (n, k) of logits returned by ``read``."""
+        """Return calibrated probabilities (n, k) for logits returned by ``read``."""
         if segments is None and features is None:
             return self._apply(logits)
         scales = None
@@ -141,7 +141,7 @@ class CalibrationMap(ABC):
         return self._softmax(self._transform_with(logits, features), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Return the calibrated probabilities (n, k) of a set with the map's kind and classes."""
+        """Return calibrated probabilities (n, k) for a set with the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
     def transform(
@@ -177,12 +177,12 @@ class CalibrationMap(ABC):
         check_level(level)
 
     def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
-        """Return the credible band, as ``interval`` does, of logits returned by ``read``."""
+        """Return the credible band for logits returned by ``read``; see ``interval``."""
         self._check_interval(level)
         return self._interval(logits, level)
 
     def interval_of_set(self, data: CalibrationSet, level: float) -> tuple[Floats, Floats]:
-        """Return the credible band of a set with the map's kind and classes."""
+        """Return the credible band for a set with the map's kind and classes."""
         return self._interval(self._logits_of_set(data), level)
 
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
@@ -226,7 +226,7 @@ class CalibrationMap(ABC):
         return None
 
     def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
-        """Return values of the map's kind as logits (n, k), and the changes to probabilities."""
+        """Return values as logits (n, k), and an account of changes made to probabilities."""
         clipped = None
         if self.kind == "probabilities":
             array = two_columns(values)
@@ -239,7 +239,7 @@ class CalibrationMap(ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """The values that replace zeros among probabilities."""
+        """The rule by which probabilities of zero are replaced."""
         return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
@@ -270,7 +270,7 @@ class CalibrationMap(ABC):
         """Return the calibrated logits of ``logits`` (n, k), whose shape has been checked."""
 
     def _transform_with(self, logits: Floats, features: ArrayLike | None) -> Floats:
-        """Return the calibrated logits of ``logits``; raise if a map without features gets some."""
+        """Return the calibrated logits; raise if features are passed to a map that takes none."""
         if features is not None:
             raise DataError(
                 "no_features",
@@ -314,7 +314,7 @@ class TemperatureTypeMap(CalibrationMap):
     keeps_class = True
 
     def temperatures(self, values: ArrayLike) -> Floats:
-        """Return the temperature of every row (n,), float64."""
+        """Return the temperature (n,) of each row in float64."""
         logits = self._logits_of(values)
         check_rows(row_maxima(logits))
         return self._temperatures(logits)
@@ -349,7 +349,7 @@ class TemperatureTypeMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A recipe, whose fields are checked hyper-parameters; ``fit`` returns the fitted map."""
+    """A recipe: its fields are hyper-parameters, checked on creation; ``fit`` returns the map."""
 
     name: ClassVar[str]
     summary: ClassVar[str]

@@ -289,7 +289,7 @@ class CalibrationSet:
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
     def folds(self, count: int, *, seed: int = 0) -> NDArray[np.intp]:
-        """Return the fold of each row, 0..count-1, stratified by label; sizes differ by 0 or 1."""
+        """Return each row's fold, 0..count-1, stratified by label; sizes differ by at most 1."""
         if not isinstance(count, int) or not 2 <= count <= self.n:
             raise DataError(
                 "too_few_rows", f"count must lie between 2 and the {self.n} rows, got {count}"
@@ -318,7 +318,7 @@ def as_logits(values: ArrayLike) -> Floats:
 
 
 def two_columns(probabilities: ArrayLike) -> Floats:
-    """Return probabilities as a checked array (n, k); a single column, of class 1, becomes two."""
+    """Return checked probabilities (n, k); a single column, that of class 1, becomes two."""
     array = as_floats(probabilities, "probabilities")
     inside = (array >= 0) & (array <= 1 + 1e-6)
     reject_rows(

@@ -78,7 +78,7 @@ class Features:
         rows: int,
         classes: int,
     ) -> Features:
-        """Build checked features of ``rows`` rows, with the head of a model if it is passed."""
+        """Build checked features of ``rows`` rows, with the model's head if it is passed."""
         if isinstance(values, Features):
             head = values.head if head is None else head
             values = values.values
@@ -112,7 +112,7 @@ def checked_features(
     """Return the checked features of a set; raise if a head is passed without features."""
     if values is None:
         raise DataError(
-            "missing_features", "the head was passed without features: pass features= too"
+            "missing_features", "the head was passed without features: pass features= as well"
         )
     return Features.of(values, head, rows=rows, classes=classes)
 
@@ -174,7 +174,7 @@ def check_head_layout(
 
 
 def check_width(width: int, expected: int) -> None:
-    """Raise unless a row's number of features is the one that a map was fitted on."""
+    """Raise unless rows have the number of features that a map was fitted on."""
     if width != expected:
         raise DataError(
             "wrong_features", f"this map was fitted on {expected} features per row, got {width}"

@@ -88,7 +88,7 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
 
 
 def _hint(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return a suggestion for ``name``, or ``otherwise``; comparing long names would be slow."""
+    """Return a suggestion for ``name``, or ``otherwise``; long names are not compared."""
     close = [] if len(name) > LONGEST_SHOWN else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 

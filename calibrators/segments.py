@@ -23,7 +23,7 @@ NAME_RULE = f"a segment's name must be 1 to {LONGEST_NAME} printable characters,
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segment of every row: its index in ``names``, which are sorted and all in use.
+    """The segment of each row, as its index in ``names``, which are sorted and all in use.
 
     >>> segments = Segments.of(["web", "app", "web"])
     >>> segments.names, segments.codes.tolist()

@@ -136,7 +136,7 @@ class AdaFocalState:
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Return whether two states agree up to rounding, as machines round exp differently."""
+        """Return whether two states agree up to rounding, which differs between machines."""
         return (
             self.settings == other.settings
             and self.step == other.step

@@ -327,7 +327,7 @@ class BinStatistics:
 
     def _check_not_empty(self) -> None:
         if not self.rows:
-            raise DataError("empty", "no row was observed yet")
+            raise DataError("empty", "no rows have been observed yet")
 
 
 def _limit_rows(rows: ExactRows) -> Spread:

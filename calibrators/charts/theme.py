@@ -94,7 +94,7 @@ def diagonal(lowest: float = 0.0) -> Spec:
 
 
 def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> Spec:
-    """Return a panel with bars from ``lower`` to ``upper`` that count rows, for below a diagram."""
+    """Return a panel, for use below a diagram, with bars from ``lower`` to ``upper`` for counts."""
     axis = {"title": "rows", "tickCount": 3, "format": ",d"}
     return {
         "width": size[0],

@@ -189,7 +189,7 @@ class JudgedRows:
 
 
 def fingerprint(data: CalibrationSet) -> str:
-    """Return the sha256 of a dataset's labels and row maxima, which no format or dtype changes.
+    """Return the sha256 of a dataset's labels and row maxima, independent of format and dtype.
 
     >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
     >>> fingerprint(data) == fingerprint(CalibrationSet(data.logits.astype("f4"), data.labels))

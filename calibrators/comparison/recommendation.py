@@ -18,7 +18,7 @@ LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
 
 
 class Candidate(NamedTuple):
-    """A fit to choose from, with the method of its map and the rows that it was judged on."""
+    """A candidate fit, with the method of its map and the rows that it was judged on."""
 
     name: str
     method: str

@@ -142,7 +142,7 @@ def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
 
 
 def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
-    """Add estimates of the values before rounding, and of zeros, as in ``Zeros.restored``."""
+    """Add estimates of the unrounded values and of zeros, as in ``Zeros.restored``."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
     noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def array_device(name: str) -> str | None:
-    """Return None for the CPU, where fits use numpy, or else the name of a checked torch device."""
+    """Return None for the CPU, where fits use numpy, and the name of the torch device otherwise."""
     return None if name == "cpu" else str(torch_device(name))
 
 

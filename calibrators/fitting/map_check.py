@@ -64,7 +64,7 @@ def _check(probabilities: Floats, first: int) -> None:
 
 
 def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
-    """Yield the rows in blocks whose size is limited for any number of classes."""
+    """Yield the rows in blocks of limited size."""
     step = max(1, ROWS_AT_ONCE // fitted.k)
     block: list[Floats] = []
     for row in _rows(fitted.k):

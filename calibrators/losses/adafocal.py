@@ -100,7 +100,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return gammas[place]
 
     def _on(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Return the inner edges, gammas and accuracies on the batch's device, in its dtype."""
+        """Return the inner edges, gammas and accuracies with the device and dtype of the batch."""
         place = (like.device, like.dtype)
         if place not in self._tables:
             state = self.state
@@ -147,7 +147,7 @@ class CalFocalLoss(AdaFocalLoss):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of ``per_sample`` and of the parameters of AdaFocal it has."""
+        """Return the annotated types of ``per_sample`` and of parameters shared with AdaFocal."""
         inherited = super().hyper_parameters()
         names = ("bins", "rate", "reduction", "ignore_index")
         return {"per_sample": bool, **{name: inherited[name] for name in names}}

@@ -1,4 +1,4 @@
-"""Dual focal loss: takes the strongest wrong class into account as well."""
+"""Dual focal loss, which also takes the most probable wrong class into account."""
 
 from __future__ import annotations
 

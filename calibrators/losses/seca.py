@@ -17,7 +17,7 @@ FEWEST = 16  # smaller batches are not checked for classes with a single sample
 
 
 class AloneInClass(CalibrationWarning):
-    """Most samples in a batch are the only one of their class."""
+    """Most samples in a batch are the only sample of their class."""
 
     code = "alone_in_class"
 
@@ -93,15 +93,15 @@ class _SelfGuided(torch.autograd.Function):
 
 
 def _warn_if_alone(labels: Tensor, classes: int, together: bool) -> None:
-    """Warn if most samples of a batch are the only one of their class."""
+    """Warn if most samples of a batch are the only sample of their class."""
     counts = torch.bincount(labels, minlength=classes)
     if together:
         torch.distributed.all_reduce(counts)
     alone = int((counts[labels] == 1).sum())
     if len(labels) >= FEWEST and 2 * alone > len(labels):
         warnings.warn(
-            f"{alone} of {len(labels)} samples are the only one of their class in this batch: SECA "
-            "is cross-entropy for them. Use larger batches, or draw several samples of each class",
+            f"{alone} of {len(labels)} samples are the only sample of their class in this batch: "
+            "SECA is cross-entropy for them. Use larger batches, or draw several samples of each class",
             AloneInClass,
             stacklevel=6,
         )

@@ -180,7 +180,7 @@ def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) 
 
 
 def _quantile(values: Tensor, share: float) -> Tensor:
-    """Return the same value as ``torch.quantile``, but without a sort and a limit of rows."""
+    """Return the same value as ``torch.quantile``, without sorting and without its row limit."""
     place = share * (len(values) - 1)
     low, high = (values.kthvalue(int(one) + 1).values for one in (place, math.ceil(place)))
     return torch.lerp(low, high, place - int(place))

@@ -236,7 +236,7 @@ def _nodes(term: Floats) -> Floats:
 
 
 def _cells(terms: Floats) -> Floats:
-    """Return the cell of each row, from splits into equally many rows by one term after another."""
+    """Return the cell of each row; rows are split into equal parts by one term after another."""
     cell = np.zeros(terms.shape[1], dtype=np.intp)
     for term, parts in zip(terms, CELLS, strict=False):
         order = np.lexsort((term, cell))

@@ -75,17 +75,17 @@ def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
 
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return the edges of bins with equally many of the ascending values; ties stay together."""
+    """Return the edges of bins with equal numbers of the ascending values; ties stay together."""
     return edges_at(ordered, mass_cuts(even.size + 1, tie_ends(ordered, reach)))
 
 
 def tie_ends(ordered: Floats, reach: Reach) -> NDArray[np.intp]:
-    """Return the position after the last value of each run of equal values; values ascend."""
+    """Return the position after each run of equal values, given values in ascending order."""
     return np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
 
 
 def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return how many values lie below each edge of ``bins`` bins with equally many values.
+    """Return how many values lie below each edge of ``bins`` bins with equal numbers of values.
 
     ``ends`` are the ends of runs of equal values. Edges lie only there, so there may be fewer than
     ``bins - 1``.

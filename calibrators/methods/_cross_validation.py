@@ -55,7 +55,7 @@ class Contest:
         self._scores: dict[str, Floats] = {}
 
     def run(self, recipes: dict[str, Calibrator]) -> dict[str, Trial]:
-        """Return the trials of all candidates that finished in time, ordered like ``recipes``."""
+        """Return the trials of all candidates that finished in time, in the recipes' order."""
         self._total = steps(recipes, self._folds)
         later = []
         for place, (name, recipe) in enumerate(recipes.items()):

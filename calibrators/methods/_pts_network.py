@@ -75,7 +75,7 @@ class Network:
         return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
 
     def jacobian(self, run: Run) -> Floats:
-        """Return the derivatives (parameters, n) of each sample's output by all parameters."""
+        """Return the derivative (parameters, n) of each sample's output for each parameter."""
         n = len(run.output)
         free = run.free.astype(np.float64)
         to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
@@ -134,7 +134,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and the derivative of c by log T, the output of the network."""
+        """Return the run, c - a, and dc/dlog(T), where log T is the output of the network."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)

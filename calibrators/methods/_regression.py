@@ -49,7 +49,7 @@ class Regression(ABC):
 
     @abstractmethod
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return a function that applies the inverse of the Hessian's part near the diagonal."""
+        """Return a function that applies the inverse of the Hessian, reduced to its diagonal."""
 
     @abstractmethod
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
@@ -57,7 +57,7 @@ class Regression(ABC):
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return the derivatives by the parameters, given those by the scores."""
+        """Return derivatives with respect to the parameters, given those for the scores."""
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
         """Return the objective and its gradient; store the probabilities for the other methods."""

@@ -20,7 +20,7 @@ FAR = -1e30
 def fit_rest_temperature(
     data: CalibrationSet, temperature: float, wrong: NDArray[np.bool_]
 ) -> float:
-    """Return the most probable temperature of the other classes on rows predicted wrongly.
+    """Return the most probable temperature of the other classes on wrongly predicted rows.
 
     The prior is ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits are used,
     from rows evenly spaced among the ``wrong`` ones; a single parameter needs no more.

@@ -55,7 +55,7 @@ class SegmentSample:
         self._pull = float(pull[possible].sum(dtype=np.float64))
 
     def nll(self, beta: float) -> tuple[float, float, float]:
-        """Return the summed NLL of softmax(beta z), and its first two derivatives by log beta."""
+        """Return the summed NLL of softmax(beta z) and its first two derivatives in log beta."""
         if not self.rows:
             return 0.0, 0.0, 0.0
         self.evaluations += 1
@@ -105,7 +105,7 @@ def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[Segment
 
 
 class Rounds:
-    """Solver of all segments for one prior after another; each starts at the last solutions."""
+    """Solver for all segments, which starts each prior from the solutions for the previous one."""
 
     def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments

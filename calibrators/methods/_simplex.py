@@ -87,6 +87,6 @@ def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
 
 
 def _reach(weights: Floats, direction: Floats) -> float:
-    """Return how far one can go along a direction until the first weight reaches 0."""
+    """Return the step length along a direction at which the first weight reaches 0."""
     falling = direction < 0
     return float((weights[falling] / -direction[falling]).min()) if falling.any() else math.inf

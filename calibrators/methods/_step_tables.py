@@ -71,7 +71,7 @@ def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDA
 
 
 def interpolated(values: Floats, nodes: Floats, heights: Floats) -> Floats:
-    """Return ``np.interp(values[:, c], nodes[c], heights[c])``, (n, c)."""
+    """Return an array (n, c) with the columns ``np.interp(values[:, c], nodes[c], heights[c])``."""
     if not _is_low(values):
         new = np.empty_like(values)
         for k, (own, high) in enumerate(zip(nodes, heights, strict=True)):

@@ -75,7 +75,8 @@ class AdditiveMap(CalibrationMap):
         if shapes != ((TERMS, count), (TERMS, count), (TERMS * count,) * 2) or count < 2:
             raise ParameterError(
                 "bad_parameter",
-                f"nodes and heights must have shape (3, p), covariance (3p, 3p), got {shapes}",
+                "nodes and heights must have shape (3, p) and covariance shape (3p, 3p), "
+                f"got {shapes}",
             )
         if count > MAX_NODES:
             raise ParameterError(
@@ -147,7 +148,7 @@ class AdditiveMap(CalibrationMap):
         return np.asarray(log_odds + interpolated(terms.T, self.nodes, self.heights).sum(axis=1))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add corrected log odds and the other classes at their temperature to an ONNX graph."""
+        """Add the map to an ONNX graph: corrected log odds, other classes at their temperature."""
         log_odds = onnx_others(graph, logits, self.k, self.base_temperature).log_odds
         one = graph.constant(1.0, np.float64)
         count = min(2, self.k - 1)  # gaps: two classes have only the margin

@@ -25,7 +25,7 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "the data determine how smooth and how large its correction is, so nothing is chosen"
+ADDITIVE = "its correction is as smooth and as large as the data require: no choice is needed"
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Auto(Calibrator):
             if name in methods and methods[name].needs_features:
                 raise ParameterError(
                     "bad_parameter",
-                    f"Auto.candidates names {name!r}, which needs features: fit it by itself, as "
-                    "whether callers have to send features must not depend on which method wins",
+                    f"Auto.candidates names {name!r}, which needs features: fit it by itself, "
+                    "because callers would have to send features only if it won",
                 )
             if name in changing and not self.allow_class_change:
                 raise ParameterError(
@@ -223,7 +223,7 @@ def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[
 
 
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
-    """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), for data that do not suffice."""
+    """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), the fallback of ``auto``."""
 
     def penalised(beta: float) -> float:
         context.cancelled()

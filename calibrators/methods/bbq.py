@@ -33,15 +33,15 @@ class BbqMap(HistogramMap):
 
 @dataclass(frozen=True)
 class Bbq(TopLabelCalibrator):
-    """Replace the top label's confidence by a weighted mean over histograms of different sizes.
+    """Replace the top label's confidence with a weighted mean over histograms of different sizes.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. For each number
     of bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3), there is a candidate histogram whose
-    bins have equally many rows. For a bin with n rows, of which m are correct, let p be the middle
-    of its interval of confidences, N = ``prior_rows``, ``a = p N/B`` and ``b = (1 - p) N/B``. Its
-    value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior. The candidates
-    are averaged with weights proportional to their marginal likelihood, where G is the gamma
-    function:
+    bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be the
+    middle of its interval of confidences, N = ``prior_rows``, ``a = p N/B`` and
+    ``b = (1 - p) N/B``. Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b)
+    prior. The candidates are averaged with weights proportional to their marginal likelihood, where
+    G is the gamma function:
 
     ``prod over bins of  G(N/B) / G(n + N/B) * G(m + a) / G(a) * G(n - m + b) / G(b)``.
 

@@ -45,7 +45,7 @@ class ClassTemperatureMap(LinearMap):
         super().__post_init__()
         if self.weights.ndim != 1 or self.bias.any():
             raise ParameterError(
-                "bad_parameter", "a CTS map must have one weight for each class, and bias 0"
+                "bad_parameter", "a CTS map must have one weight for each class, and a bias of 0"
             )
         broken = np.logical_not((self.weights > 1e-37) & (self.weights < 1e37))
         refuse("weights", "lie between 1e-37 and 1e37", self.weights, broken)

@@ -218,7 +218,7 @@ class Grouping(Calibrator):
     def _mixtures(
         self, features: Floats, weights: Floats, log_betas: Floats, likelihoods: _Likelihoods
     ) -> tuple[Floats, Floats, Floats]:
-        """Return each partition's mean NLL and its gradients by the weights and by log beta."""
+        """Return each partition's mean NLL and its gradients for the weights and log betas."""
         n, total = len(features), np.zeros(self.partitions)
         of_weights, of_betas = np.zeros(weights.shape), np.zeros(log_betas.shape)
         for start in range(0, n, BLOCK_ROWS):
@@ -277,7 +277,7 @@ class _Likelihoods:
 
     @classmethod
     def of(cls, data: CalibrationSet, beta: float) -> _Likelihoods:
-        """Tabulate the rows of a set at nodes relative to ``beta``."""
+        """Tabulate the log likelihoods of a set's labels at nodes relative to ``beta``."""
         samples = observe(data, beta)
         nodes = np.exp2(np.arange(cls.count()) / NODES_PER_OCTAVE - OCTAVES)
         table, slopes = np.empty((2, len(nodes), data.n))

@@ -1,4 +1,4 @@
-"""Histogram binning: the confidence is replaced by the accuracy of the bin it falls in."""
+"""Histogram binning: the confidence is replaced with the accuracy of the bin it falls in."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class HistogramMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Histogram(TopLabelCalibrator):
-    """Replace the top label's confidence by the accuracy of the fit rows in the same bin.
+    """Replace the top label's confidence with the accuracy of the fit rows in the same bin.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. With
-    ``binning="mass"``, there are ``bins`` bins with equally many rows, whose edges lie half-way (in
-    log odds) between neighbouring rows. Rows of equal confidence (to about 1e-5 in log odds) stay
-    together in the lower bin, so there may be fewer bins. With ``binning="width"``, the bins are
+    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie half-way
+    (in log odds) between neighbouring rows. Rows of equal confidence (to about 1e-5 in log odds)
+    stay together in the lower bin, so there may be fewer bins. With ``binning="width"``, bins are
     (i/M, (i + 1)/M] for M = ``bins``, and the value of an empty bin is its middle. The other
     classes share the rest in their old proportions. The predicted class keeps the largest
     probability, as its confidence does not fall below the probability of the second class.
@@ -184,7 +184,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
-    """Replace each class's probability by the frequency of the class among rows in the same bin.
+    """Replace each class's probability with the frequency of the class among rows in the same bin.
 
     Let ``p = softmax(z / T)`` with the T of temperature scaling. Each class has its own bins of
     p_k, built as in :class:`Histogram`. f_k is the share of label k in the bin, and the new

@@ -75,7 +75,7 @@ class IsotonicMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Isotonic(TopLabelCalibrator):
-    """Map the top label's confidence by the non-decreasing function f that fits best.
+    """Map the top label's confidence with the non-decreasing function f that fits best.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. f minimises
     ``sum_i (f(c_i) - correct_i)^2`` among all non-decreasing functions; it is found exactly by
@@ -175,7 +175,7 @@ class IsotonicOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
-    """Map each class's probability by the non-decreasing function that fits best; rows sum to 1.
+    """Map each class's probability with the non-decreasing function that fits best; rows sum to 1.
 
     Let ``p = softmax(z / T)`` with the T of temperature scaling. f_k minimises
     ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all non-decreasing functions, and the new

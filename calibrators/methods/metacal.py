@@ -76,7 +76,7 @@ def entropies(logits: Floats, temperature: float) -> Floats:
 
 @dataclass(frozen=True)
 class MetaCal(AfterTemperature):
-    """Reject rows whose entropy is above a threshold; calibrate the others by a temperature.
+    """Reject rows whose entropy is above a threshold; calibrate the others with a temperature.
 
     A rejected row gets the uniform distribution, since an unreliable prediction carries no
     information. The temperature is fitted exactly, on the accepted rows only. The threshold
@@ -119,7 +119,7 @@ class MetaCal(AfterTemperature):
     """
 
     name = "metacal"
-    summary = "uniform if the entropy says the prediction is probably wrong, else a temperature"
+    summary = "uniform probabilities if the entropy is above a threshold, else a temperature"
     reference = "Ma and Blaschko, ICML 2021"
     cost = "temperature scaling twice and the entropy of every row"
     copies = 1.2

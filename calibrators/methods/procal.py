@@ -1,4 +1,4 @@
-"""ProCal: confidence corrected by how close a row's features are to those of the fit rows."""
+"""ProCal: confidence corrected for the proximity of a row's features to those of the fit rows."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ProCalMap(FeatureMap):
 
 
 def interpolated(table: Floats, rows: Floats, columns: Floats, y: Floats, x: Floats) -> Floats:
-    """Interpolate a table bilinearly at points (y, x); use the value at the edge outside of it."""
+    """Interpolate a table bilinearly at points (y, x); beyond its edges, use the value there."""
     place, share = _nodes(rows, y)
     other, part = _nodes(columns, x)
     low = table[place, other] * (1 - part) + table[place, other + 1] * part
@@ -204,7 +204,7 @@ class ProCal(Calibrator):
 
     name = "procal"
     summary = (
-        "the top label's confidence, corrected for how close the row's features are to those of "
+        "the top label's confidence, corrected for the proximity of the row's features to those of "
         "the fit rows"
     )
     reference = "Xiong et al., NeurIPS 2023"

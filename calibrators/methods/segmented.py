@@ -112,7 +112,7 @@ class SegmentedMap(CalibrationMap):
         raise ExportError(
             "not_exportable",
             "a segmented map needs the segment of each row, which an exported model does not take: "
-            "export its base, which serves rows of any segment",
+            "export its base, which works for rows of any segment",
         )
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:

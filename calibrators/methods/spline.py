@@ -203,7 +203,7 @@ def _sums(amounts: Floats) -> Floats:
 
 
 def _node_starts(rows: Floats) -> NDArray[np.intp]:
-    """Return the starts of at most NODES runs of confidences with about equally many rows each."""
+    """Return the starts of at most NODES runs of confidences with similar numbers of rows."""
     if rows.size <= NODES:
         return np.arange(rows.size)
     starts = np.searchsorted(_sums(rows)[:-1], np.arange(NODES) * rows.sum() / NODES)

@@ -224,7 +224,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError if any row is broken; it states how many are, and which is the first."""
+    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

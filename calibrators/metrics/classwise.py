@@ -39,8 +39,8 @@ def classwise_ece(
 CLASSWISE_ECE = Metric(
     name="classwise_ece",
     title="class-wise ECE",
-    meaning="The ECE of each class's probability, as the chance that a row has that label, in "
-    "equal-width bins over all rows, averaged over the classes.",
+    meaning="The ECE of each class's probability, compared with how often that class is the label, "
+    "in equal-width bins over all rows; averaged over the classes.",
     function=classwise_ece,
     measure=lambda scored: None if scored.classes is None else scored.classes.mean_ece,
     position=60,

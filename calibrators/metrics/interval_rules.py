@@ -37,7 +37,7 @@ class RowRule(ABC):
 
     @abstractmethod
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
-        """Return the interval of after minus before on the same rows; None if it is undefined."""
+        """Return the interval of the change on the same rows; None if it is undefined."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MeanOf(RowRule):
         return mean_interval(self.values(rows), level, self.limits)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         return mean_interval(self.values(after) - self.values(before), level)
 
 
@@ -69,7 +69,7 @@ class ShareOf(RowRule):
         return share_interval(int(np.count_nonzero(flags)), flags.size, level)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         old, new = self.flags(before), self.flags(after)
         gained, lost = np.count_nonzero(new & ~old), np.count_nonzero(old & ~new)
         return share_change_interval(int(gained), int(lost), old.size, level)
@@ -87,7 +87,7 @@ class InfluenceOf(RowRule):
         return _around(self.value(rows), self.influence(rows), level, SHARE)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         old, new = self.influence(before), self.influence(after)
         if old is None or new is None:
             return None

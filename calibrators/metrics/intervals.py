@@ -138,7 +138,8 @@ def compared_intervals(
     rows = before.nll.size, after.nll.size
     if rows[0] != rows[1]:
         raise DataError(
-            "bad_input", f"before and after must be the same rows, got {rows[0]} and {rows[1]} rows"
+            "bad_input",
+            f"before and after must have the same rows, got {rows[0]} and {rows[1]} rows",
         )
     old, new = _resampled([before.top, after.top], bins, draws, seed)
     change = {}

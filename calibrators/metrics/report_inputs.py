@@ -87,7 +87,7 @@ def scored(
     bins: int = 15,
     ood: npt.ArrayLike | None = None,
 ) -> Scored:
-    """Score probabilities (n, k), or (n,) for binary, against labels (n,).
+    """Score probabilities (n, k), or (n,) if binary, against labels (n,).
 
     ``ood`` (m, k) are probabilities of out-of-distribution rows.
 

@@ -114,7 +114,7 @@ BRIER = Metric(
 
 
 def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the share of rows whose prediction is the label; the first of tied columns counts.
+    """Return the share of rows whose prediction is the label; ties go to the first column.
 
     >>> accuracy([[0.8, 0.2], [0.5, 0.5]], [0, 1])
     0.5

@@ -123,7 +123,7 @@ OOD_AUROC = Metric(
     name="ood_auroc",
     title="AUROC of out-of-distribution rows",
     meaning="How well the entropy of the probabilities separates out-of-distribution rows from "
-    "the others: the chance that one of them has the higher entropy. Only with `ood`.",
+    "the others: the chance that such a row has the higher entropy. Only with `ood`.",
     function=ood_auroc,
     measure=lambda scored: scored.ood_auroc,
     position=125,

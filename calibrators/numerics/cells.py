@@ -38,7 +38,7 @@ def observe_cells(
     *,
     with_mean_gaps: bool = False,
 ) -> tuple[Samples, Floats]:
-    """Merge the rows into at most ``MAX_CELLS`` cells; return these, and the mean signal of each.
+    """Merge the rows into at most ``MAX_CELLS`` cells; return the cells and their mean signals.
 
     ``signal`` (n,) is standardised. Logits are multiplied by ``scale``, as in ``table``.
     """

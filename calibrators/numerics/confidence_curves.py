@@ -29,7 +29,7 @@ FINE = Nodes(per_octave=3, up=5)
 
 
 class Curve(Protocol):
-    """L and the confidence of each sample at its own beta, with their derivatives by log(beta)."""
+    """L and the confidence of each sample at its own beta, with their derivatives in log(beta)."""
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
         """Return L and dL/dlog(beta)."""

@@ -1,4 +1,4 @@
-"""Objectives of temperature-type fits: value and gradient by log beta, without autograd.
+"""Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
 An objective takes beta, which is an array with a number for each sample or a single number for all.
 It returns its value and the derivative with respect to each sample's log beta. The same code runs

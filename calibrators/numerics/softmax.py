@@ -37,7 +37,7 @@ def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = Non
 
 
 def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Floats:
-    """Return ``(logits - row maximum) * inverse_temperature``, the logits of ``softmax``.
+    """Return ``(logits - row maximum) * inverse_temperature``, the exponents of ``softmax``.
 
     >>> scaled_logits(np.array([[3.0, 1.0]]), lambda block: 0.5).tolist()
     [[0.0, -1.0]]
@@ -179,7 +179,7 @@ def mean_gaps(data: CalibrationSet) -> Floats:
 
 
 class PartitionSums(NamedTuple):
-    """``L = log sum_k exp(-beta d_k)``, summed over rows, and its derivatives by beta.
+    """``L = log sum_k exp(-beta d_k)``, summed over rows, and its derivatives in beta.
 
     The derivatives are minus the mean of d under softmax(beta z), the variance of d, and minus its
     third central moment.

@@ -14,7 +14,7 @@ MAX_CLASSES = 50
 
 @dataclass(frozen=True)
 class ClassSide:
-    """One side of a class: number of rows predicted as it, mean probability, class-wise ECE."""
+    """One side of a class: rows predicted as this class, mean probability, class-wise ECE."""
 
     predicted: int
     probability: float
@@ -33,7 +33,7 @@ class ClassRow:
 
 
 def by_class(after: ClassTable, before: ClassTable | None) -> tuple[ClassRow, ...]:
-    """Return the (at most 50) classes with the largest ECE on the after side, worst first.
+    """Return up to 50 classes with the largest ECE on the after side, worst first.
 
     >>> from calibrators.metrics import class_table
     >>> found = by_class(class_table([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]], [0, 1]), None)

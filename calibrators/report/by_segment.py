@@ -46,7 +46,7 @@ class SegmentRow:
 def by_segment(
     segments: Segments, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[SegmentRow, ...]:
-    """Return the (at most 100) segments with the most rows, worst first.
+    """Return the segments with the most rows, up to 100, sorted from worst to best.
 
     The worst segment is the one whose ECE on the after side is farthest above the 95 % quantile of
     its noise floor. ``options`` must include bins and seed.

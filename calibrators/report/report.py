@@ -139,7 +139,7 @@ class Report(Measurement):
         return text.verdict_sentence(self)
 
     def with_fit(self, **fit: Any) -> Report:
-        """Return the report with ``fit`` added to its facts about the fit; NaN becomes None."""
+        """Return the report with more facts about the fit; NaN and infinity become None."""
         return replace(self, fit=to_plain({**self.fit, **fit}))
 
     def rows(self) -> list[MetricRow]:
