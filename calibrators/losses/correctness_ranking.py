@@ -1,4 +1,4 @@
-"""CRL: cross-entropy plus a ranking loss on how often samples were classified correctly so far."""
+"""CRL: cross-entropy plus a loss that ranks confidence by how often samples were correct so far."""
 
 from __future__ import annotations
 

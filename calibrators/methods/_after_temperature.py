@@ -35,7 +35,7 @@ class AfterTemperature(Calibrator):
     def fit_after(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit on ``data``, given the map of temperature scaling, which did not fall back."""
+        """Fit on ``data``, given the map of a temperature scaling that found an optimum."""
         return self._fit_scaled(data, base, context)
 
     @abstractmethod

@@ -156,6 +156,6 @@ def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
 
 
 def _log_of_products(factors: Floats) -> Floats:
-    """Return ``log(factors).sum(axis=1)`` for factors in [1, 2], taking one logarithm per 512."""
+    """Return ``log(factors).sum(axis=1)`` for factors in [1, 2], with one logarithm per 512."""
     products = np.multiply.reduceat(factors, np.arange(0, factors.shape[1], 512), axis=1)
     return np.asarray(np.log(products).sum(axis=1))

@@ -60,7 +60,10 @@ def minimise_on_simplex(
                 break
             length /= 2
         weights, (value, gradient, hessian) = moved, candidate
-    raise FitError("no_minimum", f"no minimum found on the simplex to {TOLERANCE:g}: is it convex?")
+    raise FitError(
+        "no_minimum",
+        f"no minimum found on the simplex to {TOLERANCE:g}: is the function convex?",
+    )
 
 
 def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:

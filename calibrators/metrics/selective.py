@@ -197,9 +197,9 @@ def best_aurc(correct: Bools) -> float:
 def auroc_influence(top: TopLabel) -> Floats | None:
     """Return the influence of each row on `refinement_auroc` (n,), in the order of the rows.
 
-    The influence of a correct row is the share of wrong rows below it, that of a wrong row the
-    share of correct rows above it (ties count half); both minus the area, and divided by the share
-    of rows of the same kind. The mean square divided by n is DeLong's variance of the area. The
+    A correct row contributes the share of wrong rows below it, a wrong row the share of correct
+    rows above it; ties count half. The influence is this share minus the area, divided by the share
+    of rows of the same kind. Its mean square divided by n is DeLong's variance of the area. The
     difference of two such arrays gives the variance of a paired change, even if the predictions
     differ. None is returned if there are fewer than two correct or two wrong rows. DeLong et al.
     1988.

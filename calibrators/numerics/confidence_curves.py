@@ -108,7 +108,7 @@ def observe(
 
 
 def correctness(data: CalibrationSet) -> Floats:
-    """Return 1.0 for rows whose largest logit is that of the label and 0.0 for others, (n,)."""
+    """Return an array (n,) with 1.0 where the largest logit is that of the label, else 0.0."""
     return np.asarray(data.logits.argmax(axis=1) == data.labels, dtype=np.float64)
 
 
