@@ -56,12 +56,12 @@ class SECALoss(Loss):
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
-        together = self.needs_all_ranks
+        across_ranks = self.needs_all_ranks
         # all ranks must check the same batch, the first one, as the check exchanges counts
-        if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):
+        if self.learns and not self._is_checked and (across_ranks or len(labels) >= FEWEST):
             self._is_checked = True
-            _warn_if_alone(labels, logits.shape[1], together)
-        losses: Tensor = _SelfGuided.apply(logits, labels, together)  # type: ignore[no-untyped-call]
+            _warn_if_alone(labels, logits.shape[1], across_ranks)
+        losses: Tensor = _SelfGuided.apply(logits, labels, across_ranks)  # type: ignore[no-untyped-call]
         return losses
 
 
@@ -92,10 +92,10 @@ class _SelfGuided(torch.autograd.Function):
         return slope * grad_output[:, None], None, None
 
 
-def _warn_if_alone(labels: Tensor, classes: int, together: bool) -> None:
+def _warn_if_alone(labels: Tensor, classes: int, across_ranks: bool) -> None:
     """Warn if most samples of a batch are the only sample of their class."""
     counts = torch.bincount(labels, minlength=classes)
-    if together:
+    if across_ranks:
         torch.distributed.all_reduce(counts)
     alone = int((counts[labels] == 1).sum())
     if len(labels) >= FEWEST and 2 * alone > len(labels):

@@ -107,7 +107,7 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
         progress(len(models), total)
     evidence = np.array([model.evidence for model in models])
     weights = np.exp(evidence - evidence.max())
-    together = float(evidence.max() + np.log(weights.sum()))
+    log_evidence = float(evidence.max() + np.log(weights.sum()))
     weights /= weights.sum()
     used = [(w, one) for w, one in zip(weights, models, strict=True) if w >= MIN_WEIGHT]
     mean = sum((w * _padded(one.mode, size) for w, one in used), np.zeros(size))
@@ -126,7 +126,7 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
         tuple(float(weights[numbers == n].sum()) for n in range(1, len(nodes) + 1)),
         float(weights @ [one.smoothness for one in models]),
         float(weights @ [one.shrinkage for one in models]),
-        together,
+        log_evidence,
     )
 
 

@@ -93,8 +93,8 @@ class OneVsRestMap(CalibrationMap):
             scaled *= 1 / self.base_temperature
             new = self._log_probabilities(_shares(scaled))
             new[np.isneginf(scaled)] = -np.inf
-            nothing = np.isneginf(new.max(axis=1))
-            new[nothing] = scaled[nothing]
+            all_zero = np.isneginf(new.max(axis=1))
+            new[all_zero] = scaled[all_zero]
             target[...] = new
 
         return rewritten(logits, write)
@@ -108,8 +108,8 @@ class OneVsRestMap(CalibrationMap):
         new = self._onnx_log_probabilities(graph, _onnx_shares(graph, logits, wide, self.k))
         never = graph.constant(-np.inf, np.float64)
         new = graph.add("Where", graph.add("IsInf", wide), never, new)
-        nothing = graph.add("IsInf", graph.add("ReduceMax", new, axis, keepdims=1))
-        return graph.add("Cast", graph.add("Where", nothing, wide, new), to=FLOAT)
+        all_zero = graph.add("IsInf", graph.add("ReduceMax", new, axis, keepdims=1))
+        return graph.add("Cast", graph.add("Where", all_zero, wide, new), to=FLOAT)
 
 
 @dataclass(frozen=True)

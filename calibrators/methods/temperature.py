@@ -204,8 +204,8 @@ def _minimise_nll(
         return Root(bounds[1], True, 0)
     start = math.sqrt(bounds[0] * bounds[1])
     if data.n >= 8 * MIN_START:
-        nearly = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
-        start = start if nearly.at_bound else nearly.value
+        coarse = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
+        start = start if coarse.at_bound else coarse.value
     mean_pull = float(pull.mean(dtype=np.float64))
 
     def derivatives(beta: float) -> tuple[float, float, float]:
