@@ -132,7 +132,7 @@ class AdaFocalState:
         )
 
     def switches(self, before: AdaFocalState) -> list[int]:
-        """Return the bins whose gamma changed its sign since ``before``."""
+        """Return the bins whose gamma has changed sign since ``before``."""
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:

@@ -108,7 +108,7 @@ def _write_softmax(graph: Builder, logits: str, k: int) -> None:
 
 
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
-    """Add a map from its input to the calibrated logits; return the name of the logits."""
+    """Add the graph of a map up to its calibrated logits; return the name of these logits."""
     if fitted.kind == "probabilities":
         start = graph.add("Log", _filled(fitted, graph, start))
     return fitted.onnx_logits(graph, start)

@@ -51,8 +51,9 @@ CLASSWISE_ECE = Metric(
 class ClassTable:
     """Calibration of each class; all arrays are (k,).
 
-    `labelled` and `predicted` are numbers of rows; the first of tied columns is the predicted one.
-    `mean_probability` is the mean of `p_c` over all rows, and `ece` the calibration error of `p_c`.
+    `labelled` and `predicted` are the numbers of rows with that label and with that prediction,
+    where ties go to the first column. `mean_probability` is the mean of `p_c` over all rows, and
+    `ece` is the calibration error of `p_c`.
     """
 
     labelled: Integers

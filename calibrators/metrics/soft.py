@@ -128,7 +128,7 @@ def smce_bound(
     delta: float = 1e-3,
     density: Density | None = None,
 ) -> float:
-    """Return the upper bound `H + 2 B_lam` on smCE (SMART, Theorem 3.1), where H is an integral.
+    """Return the upper bound `H + 2 B_lam` on smCE (SMART, Theorem 3.1), with H in integral form.
 
     >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 4)
     0.5798

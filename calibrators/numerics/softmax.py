@@ -245,6 +245,6 @@ def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
 
 
 def mean_nll(data: CalibrationSet, beta: float) -> float:
-    """Return the mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
+    """Return the mean negative log likelihood of ``softmax(beta * logits)``, for any beta > 0."""
     total = partition_sums(data.logits, data.row_max, beta).value
     return beta * float(data.label_gaps.mean(dtype=np.float64)) + total / data.n
