@@ -1,4 +1,4 @@
-"""The maths behind calibrd: fit calibration maps, apply them with numpy alone, measure honestly.
+"""The maths behind calibrd: fit calibration maps, apply them with numpy only, and judge them.
 
 >>> from calibrators import CalibrationSet
 >>> from calibrators.methods.temperature import TemperatureScaling

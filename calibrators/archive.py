@@ -1,4 +1,4 @@
-"""Binary archives of maps: no pickle, a verified hash and a format version.
+"""Binary archives of maps, with a verified hash and a format version, and without pickle.
 
     8 bytes   b"calibrd" and the format version
     32 bytes  sha256 of everything after it
@@ -84,7 +84,7 @@ def header_text(data: bytes) -> bytes:
 
 
 def _split(fitted: CalibrationMap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the parameters and the arrays of a map, including those of a nested map."""
+    """Return the parameters and arrays of a map, including those of a nested map."""
     parameters: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(fitted):
@@ -107,7 +107,7 @@ def _build(
     *,
     is_inside: bool = False,
 ) -> CalibrationMap:
-    """Build a map, checking every value against its field."""
+    """Build a map; check every value against the type of its field."""
     kind = all_maps().get(method)
     if kind is None:
         raise ArchiveError("unknown_method", f"unknown method {method!r}")
@@ -156,7 +156,8 @@ def _open(data: bytes) -> tuple[dict[str, Any], memoryview]:
     if magic[-1] != FORMAT:
         raise ArchiveError(
             "unknown_format",
-            f"this map has format {magic[-1]}, but this library reads {FORMAT}: upgrade calibrd",
+            f"this map uses format {magic[-1]}, but this library reads format {FORMAT}: "
+            "upgrade calibrd",
         )
     body = memoryview(data)[8 + 32 :]
     header = _parse(bytes(body[4 : 4 + length])) if 4 + length <= len(body) else None
@@ -176,7 +177,10 @@ def _hash_ok(body: memoryview, digest: bytes) -> bool:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """Return the header, or None if it is invalid: a matching hash does not prove its origin."""
+    """Return the parsed header, or None if it is invalid.
+
+    It is checked in full because a matching hash does not prove that calibrd wrote it.
+    """
     try:
         header = json.loads(text)
         arrays = header["arrays"]

@@ -1,4 +1,4 @@
-"""Convert input of any kind to plain arrays, or raise an error that says which rule it breaks."""
+"""Convert array-like input to plain arrays, or raise an error that states the rule it breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def as_floats(values: ArrayLike, name: str) -> Floats:
-    """Return values as an (n, k) array of float32 or float64; (n,) becomes (n, 1)."""
+    """Return ``values`` as an (n, k) array of float32 or float64; (n,) becomes (n, 1)."""
     if type(values) is np.ndarray and values.ndim == 2 and values.size and values.dtype in PLAIN:
         return values
     try:
@@ -49,7 +49,7 @@ def _refuse_masked(array: NDArray[Any], name: str) -> None:
 
 
 def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
-    """Return labels (n,) as class indices; raise unless there is one for each row."""
+    """Return the labels (n,) as class indices; raise unless every row has one."""
     try:
         array = np.asanyarray(labels)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -81,7 +81,7 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
 
 
 def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return correctness as booleans; raise unless ``scores`` has the same shape (n,)."""
+    """Return ``correct`` as booleans; raise unless ``scores`` has the same shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
     if scores.ndim != 1 or hits.shape != scores.shape:
         raise DataError(
@@ -95,14 +95,14 @@ def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError with the number of broken rows and the first one, if there are any."""
+    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
 
 
 def row_maxima(logits: Floats) -> Floats:
-    """Return the largest value of every row (n,); NaN if the row contains one."""
+    """Return the largest value of every row (n,); NaN for rows that contain NaN."""
     out = np.empty(len(logits), dtype=logits.dtype)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
@@ -114,7 +114,7 @@ def row_maxima(logits: Floats) -> Floats:
 
 
 def check_rows(maxima: Floats) -> None:
-    """Raise if a row has no softmax: its maximum is NaN, +inf or -inf."""
+    """Raise if the softmax of a row is undefined: its maximum is NaN, +inf or -inf."""
     if np.isfinite(maxima).all():
         return
     for broken, code, rule in (

@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Pauses that double up to the longest; each is shortened at random by up to ``jitter`` of it.
+    """Pauses that double up to ``longest``, each shortened by a random share of at most ``jitter``.
 
     >>> backoff = Backoff(first=1.0, longest=3.0, jitter=0.0)
     >>> backoff.pause(), backoff.pause(), backoff.pause(), backoff.is_first
@@ -34,5 +34,5 @@ class Backoff:
         return random.uniform(seconds * (1 - self._jitter), seconds)  # noqa: S311 - no secret
 
     def reset(self) -> None:
-        """Start again with the first pause, after a success."""
+        """Start again with the first pause; call this after a success."""
         self._next = self._first

@@ -1,8 +1,8 @@
-"""Base classes of all methods: a recipe (Calibrator) that fits, and a map that is applied.
+"""Base classes of all methods: the recipe (Calibrator), which is fitted, and the map it yields.
 
-Both are frozen dataclasses: a recipe's fields are its hyper-parameters, a map's fields are plain
+Both are frozen dataclasses. A recipe's fields are its hyper-parameters; a map's fields are plain
 numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests are
-all derived from the fields.
+all derived from these fields.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ ROWS_TO_JUDGE = 20
 class CalibrationMap(ABC):
     """An immutable fitted map; applying it needs only numpy.
 
-    ``k`` and ``kind`` are the number of classes and the kind of input it was fitted on; other input
-    is refused. ``fit_info`` is plain JSON: how the fit went, with its warnings. ``keeps_class``
-    says whether the predicted class always keeps the largest probability; on a map class it is None
-    if that depends on the map. ``has_segments`` says whether the map takes segments,
-    ``has_features`` whether it needs features, ``has_interval`` whether it has a credible band.
-    ``complexity`` ranks methods by the size of their maps: of two that tie, the lower one is
-    recommended. ``floor``, ``rounding``, ``ratio``
-    and ``kept`` say what zeros among probabilities stand for (see calibrators.rounding.Zeros),
-    which cannot be inferred from a single row.
+    ``k`` is the number of classes and ``kind`` the kind of input that the map was fitted on; other
+    input is refused. ``fit_info`` is plain JSON that describes the fit, including its warnings.
+    ``keeps_class`` says whether the predicted class always keeps the largest probability; a map
+    class for which this varies from map to map sets it to None. ``has_segments`` says whether the
+    map takes segments, ``has_features`` whether it needs features, and ``has_interval`` whether it
+    has a credible band. ``complexity`` ranks methods by the size of their maps: if two methods tie,
+    the less complex one is recommended. ``floor``, ``rounding``, ``ratio`` and ``kept`` define what
+    replaces a probability of zero (see calibrators.rounding.Zeros); this cannot be inferred from a
+    single row.
     """
 
     method: ClassVar[str]
@@ -112,12 +112,13 @@ class CalibrationMap(ABC):
         segments: ArrayLike | Segments | None = None,
         features: ArrayLike | None = None,
     ) -> Floats:
-        """Return calibrated probabilities (n, k) of logits (or probabilities, if fitted on those).
+        """Return calibrated probabilities (n, k) for logits or probabilities.
 
-        float32 in, float32 out; rows sum to 1. A binary map takes (n,), (n, 1) or (n, 2) and
-        returns (n, 2). ``segments`` (n,) names the segment of each row, for a map with segments;
-        ``features`` (n, d) are those of each row, for a map with features, which needs them. Warns
-        if 20 or more rows of logits all look like probabilities.
+        ``values`` must be of the kind that the map was fitted on. Rows sum to 1, and float32 input
+        gives float32 output. A binary map takes (n,), (n, 1) or (n, 2) and returns (n, 2).
+        ``segments`` (n,) names the segment of each row, if the map has segments. ``features``
+        (n, d) are required if the map has features. Warns if there are 20 or more rows of logits
+        and all of them look like probabilities.
         """
         logits = self._logits_of(values)
         if self.kind == "logits" and len(logits) >= ROWS_TO_JUDGE:
@@ -130,7 +131,7 @@ class CalibrationMap(ABC):
         segments: ArrayLike | Segments | None = None,
         features: ArrayLike | None = None,
     ) -> Floats:
-        """Return calibrated probabilities (n, k) of logits from ``read``."""
+        """Return calibrated probabilities (n, k) for logits returned by ``read``."""
         if segments is None and features is None:
             return self._apply(logits)
         scales = None
@@ -140,7 +141,7 @@ class CalibrationMap(ABC):
         return self._softmax(self._transform_with(logits, features), scales)
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Return calibrated probabilities (n, k) of a checked set of the map's kind and classes."""
+        """Return calibrated probabilities (n, k) for a set with the map's kind and classes."""
         return self._apply(self._logits_of_set(data))
 
     def transform(
@@ -149,7 +150,7 @@ class CalibrationMap(ABC):
         segments: ArrayLike | None = None,
         features: ArrayLike | None = None,
     ) -> Floats:
-        """Return calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
+        """Return the calibrated logits (n, k): ``softmax(transform(x)) == apply(x)``."""
         transformed = self._transform_with(logits := self._logits_of(values), features)
         if segments is None:
             return transformed
@@ -157,11 +158,11 @@ class CalibrationMap(ABC):
         return scaled_logits(transformed, scales)
 
     def interval(self, values: ArrayLike, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Return the credible band of each row's calibrated confidence: its bounds, (n,) each.
+        """Return the lower and upper bounds (n,) of a credible band of the calibrated confidence.
 
-        The probability that the predicted class is correct lies between them with posterior
-        probability ``level``, given the fit rows and provided that new rows are like them. Only
-        maps with ``has_interval`` have a band.
+        Given the fit rows, the probability that the predicted class is correct lies between the
+        bounds with posterior probability ``level``, provided that new rows come from the same
+        distribution as the fit rows. Only maps with ``has_interval`` have a band.
         """
         self._check_interval(level)
         return self._interval(self._logits_of(values), level)
@@ -176,30 +177,30 @@ class CalibrationMap(ABC):
         check_level(level)
 
     def interval_of_logits(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
-        """Return the credible band of logits from ``read``."""
+        """Return the credible band for logits returned by ``read``; see ``interval``."""
         self._check_interval(level)
         return self._interval(logits, level)
 
     def interval_of_set(self, data: CalibrationSet, level: float) -> tuple[Floats, Floats]:
-        """Return the band for a checked set that fits the map; requires ``has_interval``."""
+        """Return the credible band for a set with the map's kind and classes."""
         return self._interval(self._logits_of_set(data), level)
 
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
-        """Return the band of a map with ``has_interval``."""
+        """Return the credible band of checked logits; maps with ``has_interval`` override this."""
         raise DataError("no_interval", f"{self.method!r} has no interval")
 
     @property
     def feature_count(self) -> int:
-        """Number of features of a row; 0 for a map that takes none."""
+        """Number of features per row; 0 if the map takes none."""
         return 0
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return 0
 
     def segment_scales(self, names: ArrayLike) -> Floats:
-        """Return the factor of the calibrated logits in each of the named segments, (n,)."""
+        """Return the factor (n,) by which the calibrated logits of each segment are multiplied."""
         return self._segment_scales(Segments.of(names, most=None))
 
     def with_info(self, **info: Any) -> Self:
@@ -208,10 +209,11 @@ class CalibrationMap(ABC):
 
     @property
     def made_by(self) -> frozenset[str]:
-        """The methods whose fit may yield this map: its own, or one that chose it or fell back.
+        """The methods whose fit may return this map.
 
-        Only temperature scaling serves as a fallback. The ``fit_info`` of an untrusted map may
-        contain anything.
+        These are the map's own method, the method that chose it, and the method that fell back to
+        it; only temperature scaling serves as a fallback. Types are checked because the
+        ``fit_info`` of an untrusted map may contain anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]
         match self.fit_info.get("fallback"):
@@ -220,11 +222,11 @@ class CalibrationMap(ABC):
         return frozenset(name for name in names if isinstance(name, str))
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return an ASCII note on rows in segments unknown to this map; None if there are none."""
+        """Return an ASCII note on the rows in segments that the map does not know, or None."""
         return None
 
     def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
-        """Return values of the map's kind as logits (n, k), and how probabilities were changed."""
+        """Return values as logits (n, k), and an account of changes made to probabilities."""
         clipped = None
         if self.kind == "probabilities":
             array = two_columns(values)
@@ -237,7 +239,7 @@ class CalibrationMap(ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """The values that replace zeros among probabilities."""
+        """The rule by which probabilities of zero are replaced."""
         return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
@@ -268,7 +270,7 @@ class CalibrationMap(ABC):
         """Return the calibrated logits of ``logits`` (n, k), whose shape has been checked."""
 
     def _transform_with(self, logits: Floats, features: ArrayLike | None) -> Floats:
-        """Return the calibrated logits of rows with these features, if any."""
+        """Return the calibrated logits; raise if features are passed to a map that takes none."""
         if features is not None:
             raise DataError(
                 "no_features",
@@ -280,9 +282,9 @@ class CalibrationMap(ABC):
         return self._softmax(self._transform(logits))
 
     def _softmax(self, transformed: Floats, scales: Floats | None = None) -> Floats:
-        """Return softmax of calibrated logits times ``scales`` (n,); raise MapError if not finite.
+        """Return the softmax of ``transformed * scales``; raise MapError if it is not finite.
 
-        NaN and infinities of the input itself are refused by ``_transform``.
+        Only the map can be the cause, since ``_transform`` refuses input that is not finite.
         """
         try:
             return softmax(transformed, scales)
@@ -290,7 +292,7 @@ class CalibrationMap(ABC):
             raise MapError(error.rows or 0, error.first or 0) from error
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
-        """Return the factor of each row's calibrated logits in its segment, (n,)."""
+        """Return the factor (n,) by which the calibrated logits of each row are multiplied."""
         raise DataError(
             "no_segments",
             f"this map of the method {self.method!r} has no segments: leave them out, or "
@@ -298,26 +300,27 @@ class CalibrationMap(ABC):
         )
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the transform of the tensor ``logits`` to an ONNX graph; return its output's name."""
+        """Add the map's transform of the tensor ``logits`` to a graph; return the output's name."""
         raise ExportError("not_exportable", f"maps of the method {self.method!r} have no ONNX form")
 
 
 class TemperatureTypeMap(CalibrationMap):
-    """``softmax(logits / T)`` with one temperature for all rows or one for each row.
+    """``softmax(logits / T)``, with one temperature T for all rows or a temperature for each row.
 
-    The order of the classes cannot change, so the predicted class keeps the largest probability.
+    Dividing by T cannot change the order of the classes, so the predicted class keeps the largest
+    probability.
     """
 
     keeps_class = True
 
     def temperatures(self, values: ArrayLike) -> Floats:
-        """Return the temperature of every row (n,), float64."""
+        """Return the temperature (n,) of each row in float64."""
         logits = self._logits_of(values)
         check_rows(row_maxima(logits))
         return self._temperatures(logits)
 
     def temperatures_of_set(self, data: CalibrationSet) -> Floats:
-        """Return the temperatures (n,) of a checked set of the map's kind and classes."""
+        """Return the temperatures (n,) of a set with the map's kind and classes."""
         return self._temperatures(self._logits_of_set(data))
 
     def _temperatures(self, logits: Floats) -> Floats:
@@ -328,14 +331,14 @@ class TemperatureTypeMap(CalibrationMap):
         """Return 1/T, a number or an array (n,) in float64."""
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add ``(logits - row maximum) / T`` to an ONNX graph; return its output's name."""
+        """Add ``(logits - row maximum) / T`` to an ONNX graph; return the output's name."""
         largest = graph.add("ReduceMax", logits, graph.constant([1], np.int64), keepdims=1)
         gaps = graph.add("Sub", logits, largest)
         return graph.add("Mul", gaps, self._onnx_inverse_temperature(graph, logits))
 
     @abstractmethod
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
-        """Add 1/T, a number or a column (n, 1), to an ONNX graph; return its output's name."""
+        """Add 1/T, a number or a column (n, 1), to an ONNX graph; return the output's name."""
 
     def _transform(self, logits: Floats) -> Floats:
         return scaled_logits(logits, self._inverse_temperatures)
@@ -346,7 +349,7 @@ class TemperatureTypeMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A recipe: hyper-parameters as fields, checked on creation; ``fit`` returns the map."""
+    """A recipe: its fields are hyper-parameters, checked on creation; ``fit`` returns the map."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -354,7 +357,7 @@ class Calibrator(ABC):
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
     for_comparison: ClassVar[bool] = False
-    """True for methods that only reproduce papers: `auto` tries them only by name."""
+    """True for methods that only reproduce a paper: `auto` tries them only if they are named."""
     needs_features: ClassVar[bool] = False
     needs_head: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25
@@ -366,29 +369,29 @@ class Calibrator(ABC):
 
     @property
     def method_needing_segments(self) -> str | None:
-        """The method for which a fit with these parameters needs the segment of each row."""
+        """Name of the method that needs the segment of each row; None if none does."""
         return self.name if self.needs_segments else None
 
     @property
     def method_needing_features(self) -> str | None:
-        """The method for which a fit with these parameters needs the features of each row."""
+        """Name of the method that needs the features of each row; None if none does."""
         return self.name if self.needs_features else None
 
     @property
     def method_needing_head(self) -> str | None:
-        """The method for which a fit with these parameters needs the classification head."""
+        """Name of the method that needs the classification head; None if none does."""
         return self.name if self.needs_head else None
 
     def feature_bytes(self, n: int, d: int) -> int:
-        """Estimate what a fit on n rows of d features takes in addition to ``memory_bytes``."""
+        """Estimate the memory that n rows of d features need in addition to ``memory_bytes``."""
         return 0
 
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory of a fit on n rows of k classes, in bytes.
 
-        The data itself is not included: the estimate is ``copies`` of it as float64 plus
-        ``numbers_a_row`` numbers per row. It was measured to be correct to within a factor of 2
-        above 50 MB.
+        The data itself is not included. The estimate is ``copies`` times the size of the data in
+        float64, plus ``numbers_a_row`` numbers per row. Above 50 MB, it was within a factor of 2 of
+        the measured peak.
         """
         return int(8 * (self.copies * n * k + self.numbers_a_row * n)) + scratch_bytes()
 
@@ -400,11 +403,12 @@ class Calibrator(ABC):
         progress: ProgressCallback | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> CalibrationMap:
-        """Fit on ``data``; the same data and recipe give the same map (on a GPU, up to rounding).
+        """Fit on ``data`` and return the map.
 
-        ``device`` is where fits that use torch run: "cpu", "cuda", "cuda:1". ``progress(step,
-        total, loss)`` is called during the fit; once ``cancel()`` returns True, the fit stops
-        with FitCancelled. Warnings are issued and kept in the map's ``fit_info``.
+        The same data and recipe give the same map; on a GPU, up to rounding. ``device`` is where
+        fits that use torch run, such as "cpu", "cuda" or "cuda:1". ``progress(step, total, loss)``
+        is called during the fit. If ``cancel()`` returns True, the fit stops and raises
+        FitCancelled. Warnings are issued, and also stored in the map's ``fit_info``.
         """
         context = FitContext(device, progress, cancel)
         fitted = self.fit_in(data, context)
@@ -412,7 +416,7 @@ class Calibrator(ABC):
         return fitted
 
     def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        """Fit within the context of a running fit."""
+        """Fit on ``data`` as part of the fit that ``context`` belongs to, and return the map."""
         if not isinstance(data, CalibrationSet):
             raise FitError(
                 "not_a_calibration_set",
@@ -442,7 +446,7 @@ class Calibrator(ABC):
         return fitted.with_info(**info)
 
     def _check_features(self, data: CalibrationSet) -> None:
-        """Raise if the recipe needs features or a head that the set does not have."""
+        """Raise if the set lacks features or a head that the recipe needs."""
         if self.method_needing_features and data.features is None:
             raise FitError(
                 "missing_features",

@@ -1,7 +1,7 @@
-"""Estimation, from the labels, of what zeros stand for in lists cut to their top classes.
+"""Estimation of the probabilities that are missing from lists cut to their top classes.
 
-Services often return the five most probable of many classes, divided by their sum. The classes that
-were cut off are not in the list, but the labels show how often one of them is correct.
+Services often return only the five most probable of many classes, divided by their sum; all other
+classes have a probability of zero. The labels show how often one of these others is correct.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.rounding import Zeros
 
 ITERATIONS = 50
-# evenly spaced rows with this many numbers in total are enough
+# evenly spaced rows with this many values in total are enough
 MAX_NUMBERS = 1 << 19
 MIN_GAIN = 3.0
-# for rounded lists, the minimum share of rows with all kept values positive
+# for rounded lists: the minimum share of rows in which all kept values are positive
 MIN_FULL = 0.1
 RATIOS = (1e-12, 0.9)
 
 
 def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
-    """Return ``zeros`` with ``ratio`` and ``kept`` set if the rows (n, k) are cut lists.
+    """Return ``zeros``, with ``ratio`` and ``kept`` set if the rows (n, k) are cut lists.
 
-    This is so if every row has zeros, and the labels are at least ``e^3`` times as likely if a zero
-    is ``ratio`` times the smallest positive value of its row as if it is the value given by
-    ``zeros``, each at its best temperature.
+    Two conditions must hold. Every row has zeros; and replacing a zero by ``ratio`` times the
+    smallest positive value of its row makes the labels at least ``e^3`` times as likely as
+    replacing it by the value that ``zeros`` gives, each at its best temperature.
     """
     n, k = probabilities.shape
     if not (probabilities[np.arange(n), labels] <= 0).any():
@@ -53,8 +53,8 @@ def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
 class _Tails:
     """Likelihood of labels under ``p^beta``, where all zeros of a row form one outcome.
 
-    A zero counts as ``z^beta e^gamma``, where z is the value given by ``zeros``. The log likelihood
-    is concave in beta, which is 1 / temperature, and gamma.
+    A zero has the weight ``z^beta e^gamma``, where z is the value given by ``zeros`` and beta is
+    1 / temperature. The log likelihood is concave in beta and gamma.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class _Tails:
         self._values, self._counts, self._label_values, self._is_cut = whole
 
     def fit(self, free: int) -> tuple[float, float, float]:
-        """Return beta, gamma (0 if ``free`` is 1) and the negative log likelihood."""
+        """Return the best beta and gamma, and the negative log likelihood; gamma is 0 if free=1."""
         point = np.array([1.0, 0.0])
         value, gradient, hessian = self._derivatives(point)
         for _ in range(ITERATIONS):
@@ -114,11 +114,13 @@ class _Tails:
 
 
 def _outcomes(zeros: Zeros, rows: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
-    """Return the possible outcomes of each row, and which of them is its label.
+    """Return the possible outcomes of each row, and the one that is its label, as four arrays.
 
-    The arrays are the logarithms of the ``kept`` largest values and of the zeros (n, kept + 1),
-    relative to the largest; how many classes have each value (n, kept + 1); the logarithm of the
-    label's value (n,); and whether that value is a zero (n,).
+    1. The logarithms (n, kept + 1) of the ``kept`` largest values and of the row's zeros, relative
+       to the largest value.
+    2. The number of classes (n, kept + 1) that have each of these values.
+    3. The logarithm (n,) of the label's value.
+    4. Whether the label's value (n,) is a zero.
     """
     index, k = np.arange(len(rows)), rows.shape[1]
     is_zero = rows <= 0

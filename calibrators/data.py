@@ -1,4 +1,4 @@
-"""CalibrationSet: logits or probabilities with their labels, checked once."""
+"""CalibrationSet: logits or probabilities with their labels, checked on creation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXACT = Zeros()
 
 
 class Source(NamedTuple):
-    """The probabilities that a set was built from, not copied: some or all rows of an array."""
+    """The probabilities that a set was built from: some or all rows of an array, not copied."""
 
     array: Floats
     rows: NDArray[np.intp] | None = None
@@ -51,8 +51,8 @@ class Source(NamedTuple):
 class Clipped(NamedTuple):
     """How probabilities were changed before their logarithms were taken.
 
-    ``raised`` is the number of zeros raised, ``normalised`` the number of rows that did not sum to
-    1; ``zeros`` says what a zero stands for.
+    ``raised`` is the number of zeros that were raised, ``normalised`` the number of rows that did
+    not sum to 1, and ``zeros`` defines what replaces a zero.
     """
 
     raised: int
@@ -82,12 +82,13 @@ class Clipped(NamedTuple):
 class CalibrationSet:
     """Logits (n, k) and labels (n,) of one model on one sample of data.
 
-    Logits are float32 or float64 (float16 and integers are widened). Binary models may have one
-    column, (n,) or (n, 1): the logit of class 1, stored as the two columns ``[0, logit]``. Use
-    :meth:`from_probabilities` for probabilities; the kind is never guessed. ``-inf``
-    logits are legal except on a label. The logits are shared, not copied, and never modified.
-    ``segments`` (n,), if given, names the segment that each row belongs to. ``features`` (n, d), if
-    given, are the input to the model's last layer, and ``head`` is that layer's (weight, bias).
+    Logits are float32 or float64; float16 and integers are widened. The logits of a binary model
+    may be a single column, (n,) or (n, 1): the logit of class 1, stored as the two columns
+    ``[0, logit]``. Use :meth:`from_probabilities` for probabilities; the kind is never guessed. A
+    logit may be ``-inf`` unless it is that of the row's label. The logits are shared, not copied,
+    and never modified. ``segments`` (n,), if given, names the segment of each row. ``features``
+    (n, d), if given, are the input to the model's last layer, and ``head`` is the (weight, bias) of
+    that layer.
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
@@ -134,14 +135,17 @@ class CalibrationSet:
     ) -> CalibrationSet:
         """Create a set from probabilities: rows that sum to 1, or (n,) / (n, 1) for class 1.
 
-        Their logarithms serve as logits. ``rounding`` is the step that they were rounded to, such
-        as 0.01, or 0 if they were not rounded; with None, the step is detected if all are multiples
-        of a decimal step. A zero among rounded probabilities stands for a value below half a step,
-        see :class:`calibrators.rounding.Zeros`; such rows need to sum to 1 only up to rounding, and
-        are normalised. Zeros of lists that were cut to their top classes and divided by their sum
-        are recognised from the labels, see :func:`calibrators.cut_lists.find_cut`. Other zeros are
-        raised to half of the smallest positive value. All changes are counted in ``clipped`` and,
-        if ``warn`` is True, in a ClippedProbabilities warning.
+        Their logarithms serve as logits. ``rounding`` is the step that the probabilities were
+        rounded to, such as 0.01, or 0 if they were not rounded. If it is None, the step is detected
+        from the values, provided that all of them are multiples of a decimal step.
+
+        Zeros are replaced by positive values. A zero among rounded probabilities stands for a value
+        below half a step (see :class:`calibrators.rounding.Zeros`); rounded rows need to sum to 1
+        only up to rounding, and are normalised. The labels reveal whether zeros come from lists
+        that were cut to their top classes and divided by their sum (see
+        :func:`calibrators.cut_lists.find_cut`). Other zeros are raised to half of the smallest
+        positive value. All changes are counted in ``clipped`` and, if ``warn`` is True, in a
+        ClippedProbabilities warning.
 
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
@@ -223,13 +227,13 @@ class CalibrationSet:
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
     def with_logits(self, logits: Floats) -> CalibrationSet:
-        """Return the same labels with other logits (n, k), whose rows are checked."""
+        """Return a set with the same labels and other logits (n, k), which are checked."""
         new = CalibrationSet.__new__(CalibrationSet)
         new._check_in(logits, self.labels, None, self.kind)
         return new
 
     def with_segments(self, segments: ArrayLike) -> CalibrationSet:
-        """Return the same rows with ``segments`` as their segments."""
+        """Return a set with the same rows and the given segments."""
         new = copy(self)
         object.__setattr__(new, "segments", Segments.of(segments, rows=self.n))
         return new
@@ -237,7 +241,7 @@ class CalibrationSet:
     def with_features(
         self, features: ArrayLike | Features | None, head: HeadLike = None
     ) -> CalibrationSet:
-        """Return the same rows with ``features``, or without features if they are None."""
+        """Return a set with the same rows and the given features, or none if they are None."""
         new = copy(self)
         new._check_features_in(features, head)
         return new
@@ -272,7 +276,7 @@ class CalibrationSet:
     def split_rows(
         self, fraction: float, *, seed: int = 0
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the row numbers of both parts of ``split``, ascending."""
+        """Return the row indices of both parts of ``split``, in ascending order."""
         if not 0.0 < fraction < 1.0:
             raise DataError("bad_fraction", f"fraction must lie between 0 and 1, got {fraction}")
         place = self._stratified_places(seed)
@@ -306,7 +310,7 @@ class CalibrationSet:
 
 
 def as_logits(values: ArrayLike) -> Floats:
-    """Return values as an (n, k) array of float32 or float64; a column becomes ``[0, logit]``."""
+    """Return logits as a float array (n, k); a single column becomes ``[0, logit]``."""
     array = as_floats(values, "logits")
     if array.shape[1] == 1:
         return np.concatenate([np.zeros_like(array), array], axis=1)
@@ -314,7 +318,7 @@ def as_logits(values: ArrayLike) -> Floats:
 
 
 def two_columns(probabilities: ArrayLike) -> Floats:
-    """Return probabilities as an (n, k) array in [0, 1]; one column of class 1 becomes two."""
+    """Return checked probabilities (n, k); a single column, that of class 1, becomes two."""
     array = as_floats(probabilities, "probabilities")
     inside = (array >= 0) & (array <= 1 + 1e-6)
     reject_rows(
@@ -350,10 +354,10 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
 
 
 def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
-    """Return the logs of probabilities (n, k) from ``two_columns``, with counts of changes.
+    """Return the logarithms of probabilities (n, k) from ``two_columns``, and what was changed.
 
-    ``zeros`` says what a zero stands for. Rows are not divided by their sums: a constant added to a
-    row of logits changes no probability.
+    ``zeros`` defines what replaces a zero. Rows are not divided by their sums, because adding a
+    constant to a row of logits does not change its probabilities.
     """
     return _filled_logs(array, zeros, _check_sums(array, zeros))
 
@@ -368,7 +372,7 @@ def _filled_logs(array: Floats, zeros: Zeros, off: Floats) -> tuple[Floats, Clip
 
 
 def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
-    """Warn if zeros were raised or rows normalised."""
+    """Warn if zeros were raised or rows were normalised."""
     if clipped is not None and (clipped.raised or clipped.normalised):
         warnings.warn(str(clipped), ClippedProbabilities, stacklevel=stacklevel + 1)
 
@@ -386,8 +390,8 @@ def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
     rule = "sums to 1" if logits.shape[1] > 1 else "is a single number"
     warnings.warn(
         f"every row of logits lies in [0, 1] and {rule}: if these are probabilities, "
-        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
-        "in the file 'probabilities'",
+        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array in '
+        "the file 'probabilities'",
         LooksLikeProbabilities,
         stacklevel=stacklevel,
     )

@@ -1,23 +1,23 @@
 """Errors and warnings of this package.
 
 CalibrationError
-├── DataError          (ValueError)  the input breaks a rule; gives the number of rows and the first
-├── ParameterError     (ValueError)  a recipe's field breaks its constraint
+├── DataError          (ValueError)  the input breaks a rule; states how many rows, and the first
+├── ParameterError     (ValueError)  a field of a recipe breaks its constraint
 ├── FitError                         a fit is not possible
-│   └── FitCancelled                 the caller cancelled it
-├── MapError                         a map whose probabilities are not finite
+│   └── FitCancelled                 the caller cancelled the fit
+├── MapError                         a map that yields probabilities that are not finite
 ├── ArchiveError       (ValueError)  bytes that are not an intact calibrd archive
 └── ExportError                      a map that cannot be exported, or whose export differs
 
 CalibrationWarning     (UserWarning)
 ├── LooksLikeProbabilities           logits whose rows are in [0, 1] and sum to 1
-├── ClippedProbabilities             zeros were raised, or rows normalised
-├── BoundarySolution                 the best temperature lies at or beyond the stated bound
+├── ClippedProbabilities             zeros were raised, or rows were normalised
+├── BoundarySolution                 the best temperature lies at or beyond its bound
 ├── FlatLogits                       the logits do not distinguish the classes
 ├── FellBack                         a method returned the map of temperature scaling instead
-├── NotConverged                     a fit ended with a worse objective, or above its tolerance
+├── NotConverged                     a fit made the objective worse, or missed its tolerance
 ├── SmallSample                      too few rows for the requested method
-├── OutOfTime                        a search ended at its time budget, with candidates left out
+├── OutOfTime                        a search used up its time budget before trying all candidates
 └── UnknownSegments                  rows in segments unknown to a map
 
 Every error and every warning has a stable ``code`` for programs and a message for people.
@@ -51,12 +51,12 @@ class CalibrationError(Exception):
 
     @property
     def hint(self) -> str:
-        """Remedy for Python programs; empty if the message says it all."""
+        """What a Python program can do about the error; empty if there is no hint."""
         return hint_of(self.code)
 
 
 class DataError(CalibrationError, ValueError):
-    """The input breaks a ``rule``: in ``rows`` rows, of which ``first`` is the first."""
+    """The input breaks ``rule`` in ``rows`` rows; ``first`` is the index of the first of them."""
 
     def __init__(
         self, code: str, message: str, *, rows: int | None = None, first: int | None = None
@@ -71,7 +71,7 @@ class DataError(CalibrationError, ValueError):
 
 
 class ParameterError(CalibrationError, ValueError):
-    """A recipe's field breaks its constraint."""
+    """A field of a recipe breaks its constraint."""
 
 
 class FitError(CalibrationError):
@@ -86,7 +86,7 @@ class FitCancelled(FitError):
 
 
 class MapError(CalibrationError):
-    """A map yields probabilities that are not finite: its parameters are out of range."""
+    """A map yields probabilities that are not finite, as its parameters are out of range."""
 
     def __init__(self, rows: int, first: int) -> None:
         noun = "row" if rows == 1 else "rows"
@@ -118,13 +118,13 @@ class LooksLikeProbabilities(CalibrationWarning):
 
 
 class ClippedProbabilities(CalibrationWarning):
-    """Probabilities of zero were raised, or rows that do not sum to 1 were normalised."""
+    """Probabilities of zero were raised, or rows that did not sum to 1 were normalised."""
 
     code = "clipped_probabilities"
 
 
 class BoundarySolution(CalibrationWarning):
-    """The best temperature lies at or beyond the stated bound."""
+    """The best temperature lies at or beyond its bound."""
 
     code = "boundary_solution"
 
@@ -142,7 +142,7 @@ class FellBack(CalibrationWarning):
 
 
 class NotConverged(CalibrationWarning):
-    """A fit ended with a worse objective than it began with, or above its tolerance."""
+    """A fit made the objective worse than at its start, or missed its tolerance."""
 
     code = "not_converged"
 
@@ -154,12 +154,12 @@ class SmallSample(CalibrationWarning):
 
 
 class OutOfTime(CalibrationWarning):
-    """A search ended at its time budget, with candidates left out."""
+    """A search used up its time budget before trying all candidates."""
 
     code = "out_of_time"
 
 
 class UnknownSegments(CalibrationWarning):
-    """Rows in segments unknown to a map: they get the calibration for all rows."""
+    """Some rows are in segments unknown to a map; they get the calibration for all rows."""
 
     code = "unknown_segments"

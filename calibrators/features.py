@@ -1,4 +1,4 @@
-"""Features of a sample: what a model's last layer sees of each row, and that layer itself."""
+"""Features of a sample: each row's input to the model's last layer, and that layer itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_HEAD = 1 << 24
 class Head:
     """The classification head: logits are ``weight @ features + bias``.
 
-    ``weight`` is (k, d) and ``bias`` (k,). A binary head with one output becomes the rows 0 and w,
-    as a single logit becomes ``[0, logit]``.
+    ``weight`` is (k, d) and ``bias`` (k,). A binary head with a single output gets a row of zeros
+    for class 0, just as a single logit becomes ``[0, logit]``.
 
     >>> Head.of(([[1.0, 2.0]], [0.5]), classes=2).weight.tolist()
     [[0.0, 0.0], [1.0, 2.0]]
@@ -31,7 +31,7 @@ class Head:
 
     @classmethod
     def of(cls, head: Head | tuple[ArrayLike, ArrayLike | None], *, classes: int) -> Head:
-        """Build a checked head from its weight and its bias; None stands for no bias."""
+        """Build a checked head from its weight and its bias, which may be None."""
         if isinstance(head, Head):
             head = (head.weight, head.bias)
         if not isinstance(head, tuple) or len(head) != 2:
@@ -60,7 +60,7 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The features of every row, (n, d) in float16, float32 or float64, and the head if known.
+    """Features (n, d) in float16, float32 or float64, and the model's head if it is known.
 
     >>> Features.of(np.ones((3, 2), np.float16), rows=3, classes=5).values.dtype
     dtype('float16')
@@ -78,7 +78,7 @@ class Features:
         rows: int,
         classes: int,
     ) -> Features:
-        """Build checked features of ``rows`` rows, with the head of a model of ``classes``."""
+        """Build checked features of ``rows`` rows, with the model's head if it is passed."""
         if isinstance(values, Features):
             head = values.head if head is None else head
             values = values.values
@@ -94,7 +94,7 @@ class Features:
 
     @property
     def width(self) -> int:
-        """Number of features of a row."""
+        """Number of features per row."""
         return int(self.values.shape[1])
 
     def take(self, rows: NDArray[np.intp]) -> Features:
@@ -109,18 +109,18 @@ def checked_features(
     rows: int,
     classes: int,
 ) -> Features:
-    """Return the features of a set; raise if a head comes without them."""
+    """Return the checked features of a set; raise if a head is passed without features."""
     if values is None:
         raise DataError(
-            "missing_features", "the head was passed without features: pass features= too"
+            "missing_features", "the head was passed without features: pass features= as well"
         )
     return Features.of(values, head, rows=rows, classes=classes)
 
 
 def as_features(values: ArrayLike, *, rows: int, width: int | None = None) -> Floats:
-    """Return features (n, d) as they are; raise unless there is a finite row for each of ``rows``.
+    """Return features (n, d) as an array; raise unless there are ``rows`` rows, all finite.
 
-    ``width`` is the number of features that a map was fitted on.
+    ``width``, if given, is the number of features per row that a map was fitted on.
     """
     array = _as_array(values, "features")
     check_layout(array.dtype, array.shape, rows=rows)
@@ -150,7 +150,7 @@ def check_layout(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: int) -> 
 def check_head_layout(
     weight: tuple[int, ...], bias: tuple[int, ...] | None, *, classes: int, width: int | None
 ) -> None:
-    """Raise if the shapes of a head's weight and bias do not suit the classes and the features."""
+    """Raise if the shape of a head's weight or bias does not match the classes or features."""
     rows = weight[:1] if len(weight) == 2 else (1,)
     is_single = classes == 2 and rows == (1,)
     fits_classes = is_single or rows == (classes,)
@@ -182,15 +182,15 @@ def check_head_dtype(dtype: np.dtype[Any], name: str) -> None:
 
 
 def check_width(width: int, expected: int) -> None:
-    """Raise unless rows have as many features as a map was fitted on."""
+    """Raise unless rows have the number of features that a map was fitted on."""
     if width != expected:
         raise DataError(
-            "wrong_features", f"this map was fitted on {expected} features a row, got {width}"
+            "wrong_features", f"this map was fitted on {expected} features per row, got {width}"
         )
 
 
 def check_finite(array: Floats, first: int = 0) -> None:
-    """Raise if a row of features is not finite; ``first`` is the number of the first row."""
+    """Raise if a row of features is not finite; ``first`` is the index of the array's first row."""
     broken, at = 0, 0
     for rows in row_blocks(*array.shape):
         wrong = ~np.isfinite(array[rows]).all(axis=1)
@@ -204,7 +204,7 @@ def check_finite(array: Floats, first: int = 0) -> None:
 
 
 def _wide(values: ArrayLike, name: str) -> Floats:
-    """Return numbers of a head as float32 or float64."""
+    """Return the weight or bias of a head as float32 or float64."""
     array = _as_array(values, name)
     check_head_dtype(array.dtype, name)
     is_single = array.dtype.kind == "f" and array.dtype.itemsize <= 4

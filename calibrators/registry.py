@@ -1,4 +1,4 @@
-"""Methods by name, found by scanning ``calibrators/methods``: to add a method, add a file."""
+"""Methods by name, found by scanning ``calibrators/methods``; to add a method, add a file there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from calibrators.errors import LONGEST_SHOWN, ParameterError, shown
 from calibrators.scan import classes_of
 
 DEFAULT_METHOD = "auto"
-"""The method that SDK, command line, scikit-learn and service fit if none is named."""
+"""The method that the SDK, command line, scikit-learn API and service use by default."""
 
 
 @cache
 def all_methods() -> dict[str, type[Calibrator]]:
-    """Return every method's recipe class by name.
+    """Return the recipe classes of all methods by name.
 
     >>> all_methods()["temperature"].reference
     'Guo et al., ICML 2017'
@@ -30,13 +30,13 @@ def all_methods() -> dict[str, type[Calibrator]]:
 
 @cache
 def all_maps() -> dict[str, type[CalibrationMap]]:
-    """Return every map class by the name of its method."""
+    """Return all map classes by the names of their methods."""
     found = classes_of(methods, CalibrationMap)  # type: ignore[type-abstract]
     return {kind.method: kind for kind in found}
 
 
 def keeps_class(method: str) -> bool | None:
-    """Return whether maps of a method keep the predicted class; None if it depends on the map.
+    """Return whether a method's maps keep the predicted class; None if it depends on the map.
 
     >>> keeps_class("temperature"), keeps_class("auto")
     (True, None)
@@ -46,7 +46,7 @@ def keeps_class(method: str) -> bool | None:
 
 
 def get_method(name: str) -> type[Calibrator]:
-    """Return the recipe class of a method; if it is unknown, raise an error with suggestions.
+    """Return the recipe class of a method; raise an error with a suggestion if it is unknown.
 
     >>> get_method("temprature")
     Traceback (most recent call last):
@@ -60,10 +60,10 @@ def get_method(name: str) -> type[Calibrator]:
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
-    """Build the recipe of a method from its name and parameters, as passed to service and SDK.
+    """Build a recipe from a method's name and parameters, as the service and the SDK receive them.
 
-    ``seed`` becomes the recipe's own seed, if it has one that the parameters do not set; lists
-    become tuples.
+    ``seed`` is used if the recipe has a parameter of that name and ``params`` does not set it.
+    Lists become tuples.
 
     >>> make_recipe("smart", {"steps": 100}, seed=7).seed
     7
@@ -75,24 +75,24 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
     known = [field.name for field in fields(recipe)]
     for name in params:
         if name not in known:
-            hint = _hint(name, known, f"it has: {', '.join(known)}" if known else "it has none")
+            hint = _hint(name, known, f"it has {', '.join(known)}" if known else "it has none")
             raise ParameterError(
                 "unknown_parameter", f"{method} has no parameter {shown(name)}; {hint}"
             )
     values = {name: _frozen(value) for name, value in params.items()}
     if "seed" in known and values.setdefault("seed", seed) != seed and seed != 0:
         raise ParameterError(
-            "two_seeds", "the seed in the parameters differs from that of the fit: pass it once"
+            "two_seeds", "the parameters and the fit have different seeds: pass only one of them"
         )
     return recipe(**values)
 
 
 def _hint(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return a suggestion; long names are not compared, as that would be slow."""
+    """Return a suggestion for ``name``, or ``otherwise``; long names are not compared."""
     close = [] if len(name) > LONGEST_SHOWN else difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def _frozen(value: Any) -> Any:
-    """Return a list as a tuple: recipes are immutable."""
+    """Return a list as a tuple, as recipes are immutable, and other values unchanged."""
     return tuple(value) if isinstance(value, list) else value

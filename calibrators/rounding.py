@@ -1,4 +1,4 @@
-"""Rounded probabilities: detection of their step, and estimation of what zeros stand for."""
+"""Rounded probabilities: detect their step, and estimate the values that became zeros."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ FIRST_LOOK = 256
 LARGEST_STEP = 0.25
 MIN_VALUES = 30
 MIN_SHARE = 0.1
-# in steps: the mean of values below half a step is lower than this
+# upper limit, in steps, of the mean of the values below half a step
 HIGHEST_FLOOR = 0.45
-# smallest value of a zero; the same for all types, so that equal numbers get equal results
+# smallest replacement of a zero; the same for all float types, so that equal values give equal
+# results
 TINY = float(np.finfo(np.float32).tiny)
 
 
 class Zeros(NamedTuple):
-    """The value that a probability of exactly 0 is replaced by.
+    """The value that replaces a probability of exactly 0.
 
-    ``floor`` is its mean. ``rounding`` is the step that probabilities were rounded to, 0 if they
-    were not rounded. If they were, a zero was any value below half of that step; its cumulative
-    distribution is taken to be proportional to ``p^a`` there, with the ``a`` that yields this mean.
-    ``ratio`` is above 0 for lists cut to their ``kept`` largest values: a zero is then ``ratio``
-    times the smallest value kept in its row (see :mod:`calibrators.cut_lists`).
+    ``floor`` is the mean of that value. ``rounding`` is the step that the probabilities were
+    rounded to, or 0 if they were not rounded. If they were, a zero may have been any value below
+    half of that step. The cumulative distribution of these values is assumed to be proportional to
+    ``p^a``, with the ``a`` that yields the mean ``floor``. ``ratio`` is positive for lists cut to
+    their ``kept`` largest values: a zero is then replaced by ``ratio`` times the smallest value
+    kept in its row (see :mod:`calibrators.cut_lists`).
     """
 
     floor: float = 0.0
@@ -38,13 +40,14 @@ class Zeros(NamedTuple):
 
     @classmethod
     def of(cls, probabilities: Floats, rounding: float) -> Zeros:
-        """Estimate what zeros stand for in probabilities (n, k); ``rounding`` is 0 for exact ones.
+        """Estimate the values that became zeros in probabilities (n, k).
 
-        For rounded values, ``a`` follows from how many values are 0 and how many are one step,
-        since the share of values below half a step among those below one and a half steps is
-        ``3^-a``. Two values at one step and one zero are added, so that ``a`` is 1 without data.
-        With many classes the resulting mean is too low, so it is at least what the rows leave to
-        their zeros. For exact values, the mean is half of the smallest positive value.
+        ``rounding`` is 0 for probabilities that were not rounded; their ``floor`` is half of the
+        smallest positive value. For rounded values, ``a`` follows from the number of zeros and the
+        number of values of one step: among the values below one and a half steps, the share below
+        half a step is ``3^-a``. One zero and two values of one step are added, so that ``a`` is 1
+        without data. With many classes the resulting mean is too low; it is therefore raised to
+        the average probability that the other values of a row leave to its zeros.
         """
         if rounding == 0:
             return cls(max(_smallest_positive(probabilities) / 2, TINY))
@@ -60,19 +63,20 @@ class Zeros(NamedTuple):
         return cls(min(mean, HIGHEST_FLOOR * rounding), rounding)
 
     def sum_tolerance(self, k: int, least: float) -> float:
-        """Return how far from 1 the sum of ``k`` classes may be; ``least`` for exact values.
+        """Return how far the sum of a row of ``k`` classes may be from 1, at least ``least``.
 
         Sums of rounded values differ from 1 by whole steps, and by less than half a step per class.
         """
         return max(least, (k - 0.5) / 2 * self.rounding)
 
     def restored(self, rows: Floats, is_zero: Floats) -> Floats:
-        """Return rows (n, k) with zeros replaced by what they stand for, in float64.
+        """Return rows (n, k) in float64, with zeros replaced by estimates of their true values.
 
-        Rounded entries have errors of variance ``step^2 / 12`` each, zeros have a prior mean and
-        variance (half of the variance is common to a row: confident rows have small zeros), and a
-        row sums to 1. Each entry becomes its mean given that sum, clipped to the values that round
-        to it. No zero stands for more than half of the row's smallest positive value.
+        The error of a rounded entry has the variance ``step^2 / 12``. Zeros have a prior mean and
+        variance; half of the variance is common to the zeros of a row, since they are smaller in
+        confident rows. Each entry becomes its mean given that the row sums to 1, clipped to the
+        values that round to it. No zero is replaced by more than half of the row's smallest
+        positive value.
         """
         values = rows.astype(np.float64)
         smallest = np.where(is_zero, 1, values).min(axis=1, keepdims=True)
@@ -93,9 +97,9 @@ class Zeros(NamedTuple):
         return np.asarray(np.where(is_zero, means, values))
 
     def _cut_values(self, smallest: Floats, is_zero: Floats) -> Floats:
-        """Return what the zeros of each row of a cut list stand for, (n, 1).
+        """Return the value (n, 1) that replaces the zeros of each row of a cut list.
 
-        In a row with fewer than ``kept`` values, some were kept but rounded to 0.
+        If a row has fewer than ``kept`` positive values, some of the kept ones were rounded to 0.
         """
         if self.rounding:
             is_short = is_zero.shape[1] - is_zero.sum(axis=1, keepdims=True) < self.kept
@@ -104,14 +108,14 @@ class Zeros(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance of the value that a zero among rounded probabilities stands for."""
+        """The variance of the values that were rounded to zero."""
         share = 2 * self.floor / self.rounding
         return (self.rounding / 2) ** 2 * share * (1 - share) ** 2 / (2 - share)
 
     def filled(self, probabilities: Floats) -> tuple[Floats, int]:
         """Return estimates of the unrounded probabilities (n, k), and the number of zeros.
 
-        Rows without zeros that sum to 1 are left as they are.
+        Rows that sum to 1 and contain no zeros are returned unchanged.
         """
         is_zero = probabilities <= 0
         chosen = is_zero.any(axis=1)
@@ -127,10 +131,10 @@ class Zeros(NamedTuple):
 
 
 class GridFinder:
-    """Incremental search for the step that all probabilities are multiples of.
+    """Incremental search for the step of which all probabilities are multiples.
 
-    Steps are ``j / 10^d``, with d up to the precision of the float type. Values that are exact in
-    a narrower type count as numbers of that type.
+    Steps have the form ``j / 10^d``, where d is limited by the precision of the float type. Values
+    that can be represented exactly in a narrower type are treated as numbers of that type.
 
     >>> finder = GridFinder()
     >>> finder.add(np.array([0.07, 0.93, 0.0, 1.0], dtype=np.float32))
@@ -147,7 +151,7 @@ class GridFinder:
 
     @property
     def is_open(self) -> bool:
-        """Whether a step is still possible."""
+        """True if the values so far may have a common step."""
         return any(one.fits for one in self._candidates)
 
     @property
@@ -174,7 +178,7 @@ class GridFinder:
 
 
 class _Decimals:
-    """The fewest decimals, and a common divisor, of values of one float type."""
+    """The number of decimals of values of one float type, and a common divisor of their digits."""
 
     def __init__(self, kind: Any, most: int) -> None:
         self.fits = True
@@ -189,7 +193,7 @@ class _Decimals:
         while self.fits:
             scaled = wide * 10.0**self.digits
             whole = np.rint(scaled)
-            # an absolute tolerance: 1 - 0.93 is as imprecise as 1; no value may be rounded to 0
+            # the tolerance is absolute, as 1 - 0.93 is as imprecise as 1; no value may round to 0
             near = np.abs(scaled - whole) <= 1.5 * precision * 10.0**self.digits
             if (near & (whole > 0)).all():
                 odd = np.unique(whole[np.fmod(whole, self.divisor) != 0]).astype(np.int64)
@@ -200,7 +204,7 @@ class _Decimals:
 
 
 def step_of(probabilities: Floats) -> float:
-    """Return the step that probabilities (n, k) are all multiples of; 0 if there is none."""
+    """Return the step of which all probabilities (n, k) are multiples; 0 if there is none."""
     finder = GridFinder()
     for block in row_blocks(*probabilities.shape):
         if not finder.is_open:
@@ -210,9 +214,9 @@ def step_of(probabilities: Floats) -> float:
 
 
 def _before_rounding(values: Floats, step: float) -> Floats:
-    """Return the mean of the numbers that round to each value, in float64.
+    """Return the mean, in float64, of the numbers that round to each value.
 
-    Small numbers are more frequent: with a density of ``1 / p`` the mean is
+    Small probabilities are more frequent than large ones. With a density of ``1 / p``, the mean is
     ``v - step^2 / (12 v)`` to second order.
     """
     wide = values.astype(np.float64)

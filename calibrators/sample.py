@@ -1,7 +1,7 @@
 """The bundled sample: logits of a small convolutional network on Fashion-MNIST (MIT).
 
-The first 4,000 rows each of ``examples/data/fashion_ce__cal.npz`` and ``fashion_ce__test.npz``, in
-half precision. To recreate it from the root of the repository::
+It holds the first 4,000 rows of ``examples/data/fashion_ce__cal.npz`` and of
+``fashion_ce__test.npz``, in half precision. To recreate it from the root of the repository::
 
     arrays = {}
     for part in ("cal", "test"):

@@ -1,4 +1,4 @@
-"""Discovery of what the modules of a package define: to add a member, add a file."""
+"""Discovery of the classes and instances that the modules of a package define."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Parent = TypeVar("Parent")
 
 
 def modules_of(package: ModuleType) -> Iterator[ModuleType]:
-    """Import and yield the modules of a package, by name.
+    """Import and yield the modules of a package, in the order of their names.
 
     >>> from calibrators import methods
     >>> [one.__name__ for one in modules_of(methods) if one.__name__.endswith(".ets")]

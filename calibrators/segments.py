@@ -17,13 +17,13 @@ LONGEST_NAME = 200
 BLOCK_BYTES = 1 << 20
 BLOCK_CELLS = 1 << 12
 SHOWN_NAME = 60
-NO_VALUES = ("NAType", "NaTType")  # pandas types, by name so that pandas is not imported
+NO_VALUES = ("NAType", "NaTType")  # names of pandas types, so that pandas is not imported
 NAME_RULE = f"a segment's name must be 1 to {LONGEST_NAME} printable characters, not all spaces"
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segment of every row: its index in ``names``, which are sorted and all in use.
+    """The segment of each row, as its index in ``names``, which are sorted and all in use.
 
     >>> segments = Segments.of(["web", "app", "web"])
     >>> segments.names, segments.codes.tolist()
@@ -41,9 +41,9 @@ class Segments:
         rows: int | None = None,
         most: int | None = MAX_SEGMENTS,
     ) -> Segments:
-        """Build checked segments (n,) from names, or from integers, named by their digits.
+        """Build checked segments (n,) from names, or from integers, whose digits become the names.
 
-        ``most`` is the maximum number of names; None, as when a map is applied, sets no limit.
+        ``most`` is the maximum number of names. None means no limit, as when a map is applied.
         """
         array = values.codes if isinstance(values, Segments) else _as_column(values)
         if rows is not None:
@@ -84,7 +84,7 @@ class Segments:
 
 
 class SegmentCoder:
-    """Segments of many rows, added block by block: each name is stored once, each row as a number.
+    """Segments of many rows, added block by block; each name is stored only once.
 
     >>> coder = SegmentCoder()
     >>> coder.add(np.array(["web", "app"]))
@@ -144,13 +144,13 @@ def check_length(segments: int, rows: int) -> None:
 
 
 def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | type[int]:
-    """Return str if all cells are strings, int if all are integers; raise if neither.
+    """Return str if all cells are strings, int if all are integers; raise otherwise.
 
     >>> check_cells(["web", "app"]), check_cells([3, 12])
     (<class 'str'>, <class 'int'>)
     """
     kinds: set[type] = set()
-    for start in range(0, len(cells), BLOCK_CELLS):  # other threads run in between
+    for start in range(0, len(cells), BLOCK_CELLS):  # other threads can run between blocks
         kinds.update(map(type, cells[start : start + BLOCK_CELLS]))
     texts = {kind for kind in kinds if issubclass(kind, str)}
     whole = {kind for kind in kinds if issubclass(kind, int | np.integer) and kind is not bool}
@@ -174,7 +174,7 @@ def check_cells(cells: Sequence[Any], name: str = "segments") -> type[str] | typ
 
 
 def _is_missing(cell: Any) -> bool:
-    """Return whether a cell is None, NaN, or a missing value of pandas."""
+    """Return whether a cell is None, NaN, or pandas' NA or NaT."""
     if isinstance(cell, float | np.floating):
         return bool(np.isnan(cell))
     return cell is None or type(cell).__name__ in NO_VALUES
@@ -188,7 +188,7 @@ def _as_column(values: ArrayLike) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("bad_segments", f"segments cannot be read as an array: {error}") from error
     if np.ma.is_masked(array):
-        raise DataError("masked", "segments must not be masked: drop those rows first")
+        raise DataError("masked", "segments must not be masked: drop the masked rows first")
     array = np.asarray(array)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -204,7 +204,7 @@ def _as_column(values: ArrayLike) -> NDArray[Any]:
 def _numbered_cells(
     cells: list[Any], most: int | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the sorted distinct names of Python objects, and the index of each row's name."""
+    """Return the sorted distinct names of Python cells, and the index (n,) of each row's name."""
     if check_cells(cells) is str:
         # numpy strings would drop a trailing NUL, and an enum member's str() is not its value
         cells = [str.__str__(one) for one in cells]
@@ -218,9 +218,9 @@ def _numbered_cells(
 
 
 def _numbered(array: NDArray[Any], most: int | None) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the sorted distinct names of numpy strings or integers, and each row's index.
+    """Return the sorted distinct names of a numpy array, and the index (n,) of each row's name.
 
-    Only distinct values become Python strings, and only a block of rows is sorted at a time.
+    Only the distinct values are converted to Python strings, and rows are sorted block by block.
     """
     step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize))
     distinct = array[:0]

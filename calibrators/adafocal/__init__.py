@@ -1,4 +1,4 @@
-"""AdaFocal without a network: mergeable bin statistics and the update of the gammas.
+"""AdaFocal without the network: mergeable bin statistics and the update of the gammas.
 
 >>> from calibrators.adafocal import AdaFocalState, BinStatistics
 >>> statistics = BinStatistics.from_confidences([0.9, 0.8, 0.7], [True, False, True])

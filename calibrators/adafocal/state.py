@@ -1,4 +1,4 @@
-"""The state that controls AdaFocal's loss, and its update: pure numpy."""
+"""The state that controls AdaFocal's loss, and the update of the state, in pure numpy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from calibrators.fitting.parameters import check_fields
 Rule = Literal["adafocal", "calfocal", "calfocal_per_sample"]
 Floats = NDArray[np.float64]
 
-# exponents of updates are clipped to this: exp overflows beyond it
+# exponents of updates are clipped to this value, beyond which exp overflows
 MAX_EXPONENT = 700.0
-# gammas without a bound stop here: far larger ones overflow float32, and the SDK refuses them
+# limit of gammas without a bound; far larger ones overflow float32, and the SDK refuses them
 LARGEST_GAMMA = 1e18
 
 
@@ -27,11 +27,12 @@ LARGEST_GAMMA = 1e18
 class Settings:
     """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
 
-    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))``, keeps it between ``gamma_min``
-    and ``gamma_max`` (None, or infinity: no bound), and switches its sign (focal, inverse-focal)
-    when its magnitude falls below ``switch_at``. ``calfocal``, its memoryless predecessor, sets
-    gamma to ``exp(rate (C - A))``, without any bound; ``calfocal_per_sample`` uses the p of each
-    sample in place of C.
+    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))`` and clips it to
+    [``gamma_min``, ``gamma_max``]; a ``gamma_max`` of None or infinity means no upper bound. If the
+    magnitude of gamma falls below ``switch_at``, its sign changes, which switches between focal and
+    inverse-focal loss. ``calfocal``, the memoryless predecessor, sets gamma to
+    ``exp(rate (C - A))`` without a bound; ``calfocal_per_sample`` uses the p of each sample in
+    place of C.
 
     >>> Settings(gamma_max=math.inf).gamma_max, Settings(gamma_max=math.inf).highest
     (None, 1e+18)
@@ -56,7 +57,7 @@ class Settings:
 
     @property
     def highest(self) -> float:
-        """The largest gamma under these settings."""
+        """The largest gamma that these settings allow."""
         if self.rule != "adafocal" or self.gamma_max is None:
             return LARGEST_GAMMA
         return self.gamma_max
@@ -64,9 +65,9 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class AdaFocalState:
-    """Edges (bins + 1) and gammas (bins) after ``step`` updates. Immutable.
+    """Immutable state: edges (bins + 1) and gammas (bins) after ``step`` updates.
 
-    References: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, Algorithm 1.
+    Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, Algorithm 1.
 
     >>> state = AdaFocalState.initial(bins=2, rate=10.0)
     >>> sure_and_wrong = BinStatistics.from_confidences([0.6, 0.6, 0.9, 0.9], [1, 1, 0, 1])
@@ -101,7 +102,7 @@ class AdaFocalState:
 
     @classmethod
     def initial(cls, bins: int = 15, **settings: Any) -> AdaFocalState:
-        """Return the state before the first update: bins of equal width, every gamma 1."""
+        """Return the state before the first update: equal-width bins, all with a gamma of 1."""
         return cls.begin(Settings(bins=bins, **settings))
 
     @classmethod
@@ -109,13 +110,13 @@ class AdaFocalState:
         """Return the state before the first update, with these settings."""
         bins = settings.bins
         edges = np.arange(bins + 1) / bins
-        # an accuracy equal to the middle of its bin means no miscalibration
+        # an accuracy in the middle of its bin means no miscalibration
         return cls(settings, 0, edges, np.ones(bins), (edges[:-1] + edges[1:]) / 2)
 
     def update(self, statistics: BinStatistics) -> AdaFocalState:
-        """Return the state after a validation pass: new bins of equal mass, updated gammas.
+        """Return the state after a validation pass, with new equal-mass bins and updated gammas.
 
-        Empty bins, which occur when there are fewer rows than bins, keep their gamma.
+        Empty bins, which occur if there are fewer rows than bins, keep their gamma.
         """
         table = statistics.equal_mass(self.settings.bins)
         gammas = [
@@ -131,11 +132,11 @@ class AdaFocalState:
         )
 
     def switches(self, before: AdaFocalState) -> list[int]:
-        """Return the bins whose gamma changed its sign since ``before``."""
+        """Return the bins whose gamma has changed sign since ``before``."""
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Return whether two states agree up to rounding: the last bit of exp varies by machine."""
+        """Return whether two states agree up to rounding, which differs between machines."""
         return (
             self.settings == other.settings
             and self.step == other.step
@@ -157,7 +158,7 @@ class AdaFocalState:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> AdaFocalState:
-        """Return the state that ``to_dict`` wrote; raise DataError or ParameterError if invalid."""
+        """Build a state from the output of ``to_dict``; raise an error if it is invalid."""
         try:
             settings = Settings(**document["settings"])
             arrays = [document[name] for name in ("edges", "gammas", "accuracy")]
@@ -169,7 +170,7 @@ class AdaFocalState:
 
 
 def _next(settings: Settings, gamma: float, gap: float) -> float:
-    """Return gamma after an update with ``gap`` = C - A of its bin."""
+    """Return gamma after an update, given the ``gap`` C - A of its bin."""
     exponent = max(-MAX_EXPONENT, min(MAX_EXPONENT, settings.rate * gap))
     if settings.rule != "adafocal":
         return min(settings.highest, math.exp(exponent))

@@ -1,4 +1,4 @@
-"""Bin statistics of a validation pass: small, exactly mergeable in any order, and sufficient."""
+"""Bin statistics of a validation pass, which are small and can be merged exactly in any order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from calibrators.metrics.bins import (
 Integers = NDArray[np.int64]
 Keys = NDArray[np.uint32]
 
-# log-odds in steps of 2^-20 from -12 to 40; rows within the same step are tied
+# log odds in steps of 2^-20 from -12 to 40; rows within the same step are tied
 STEP = 2.0**-20
 PLACES = int((ODDS[-1] - ODDS[0]) / STEP)
 EXACT_ROWS = 1 << 17
@@ -42,7 +42,7 @@ MAX_NUMBER = 2**63 - 1
 
 COUNT, CORRECT, CONFIDENCE = range(3)
 
-# format: the bytes of the numbers, transposed into planes, then deflated
+# format: the bytes of the numbers, transposed into planes and then deflated
 MAGIC = b"CBS1"
 ROWS, CELLED = b"R", b"C"
 HEAD = len(ROWS) + 8 * SUMS
@@ -51,7 +51,7 @@ LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Individual rows as keys: twice the position of the log-odds on the scale, plus 1 if a hit."""
+    """Individual rows as keys: twice the position of the log odds on the scale, plus 1 if a hit."""
 
     keys: Keys
 
@@ -60,12 +60,12 @@ class ExactRows:
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
             raise DataError("bad_statistics", "rows must be ascending uint32 keys")
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
+            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
         keys.flags.writeable = False
 
     @classmethod
     def of(cls, odds: Floats, correct: NDArray[np.bool_]) -> ExactRows:
-        """Build rows from log-odds, which may be infinite, and whether each row was correct."""
+        """Build rows from log odds, which may be infinite, and the correctness of each row."""
         place = np.clip((odds - ODDS[0]) / STEP, 0, PLACES - 1).astype(np.uint32)
         return cls(np.sort(2 * place + correct))
 
@@ -80,7 +80,7 @@ class ExactRows:
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written: the differences between successive keys."""
+        """Return the numbers to be written, which are the differences between successive keys."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
     def tied_rows(self) -> TiedRows:
@@ -100,7 +100,7 @@ class ExactRows:
 
 @dataclass(frozen=True, eq=False)
 class CountedRows:
-    """Rows and hits (2, 32768) in cells of log-odds."""
+    """Numbers of rows and hits (2, 32768) in cells of log odds."""
 
     table: Integers
 
@@ -123,18 +123,18 @@ class CountedRows:
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written: the counts themselves."""
+        """Return the numbers to be written, which are the counts themselves."""
         return self.table.ravel()
 
     def tied_rows(self) -> TiedRows:
-        """Return the cells that hold rows."""
+        """Return the cells that contain rows, each as a group of tied rows."""
         used = np.flatnonzero(self.table[COUNT])
         lower, upper = odds_at(used), odds_at(used + 1)
         count, right = self.table[:, used].astype(np.float64)
         return TiedRows(lower, upper, sigmoid(odds_at(used + 0.5)), count, right)
 
     def counted(self) -> CountedRows:
-        """Return these rows, which are counted already."""
+        """Return this object, whose rows are already counted."""
         return self
 
 
@@ -143,7 +143,7 @@ Spread = ExactRows | CountedRows
 
 @dataclass(frozen=True)
 class Summary:
-    """Metrics of a validation pass; ``nll`` is None if it was not observed."""
+    """Metrics of a validation pass; ``nll`` is None if the NLL of some rows is unknown."""
 
     rows: int
     accuracy: float
@@ -155,16 +155,16 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class BinStatistics:
-    """Confidence and accuracy of a validation pass in bins of equal mass and equal width, and NLL.
+    """Confidence and accuracy of a validation pass in equal-mass and equal-width bins, and NLL.
 
-    ``spread`` is the distribution of the rows over the log-odds ``log(c / (1 - c))`` of the
-    confidence c, the probability of the predicted class (c itself lacks resolution near 1). Up to
-    131,072 rows are kept individually, to 2^-20, so that bins of equal mass are exact; more rows
-    are counted in 32,768 cells, whose mean confidences are accurate to 7e-5. ``sums`` holds the
-    sums of the 15 equally wide bins of the ECE (rows, hits, confidence in units of 2^-30), the
-    number of rows whose NLL is known, and the sum of their NLL (each at most 2^14) in units of
-    2^-24. All are integers: merged in any order, on any number of machines, the result is the same
-    to the bit.
+    ``spread`` is the distribution of the rows over the log odds ``log(c / (1 - c))``, where c is
+    the confidence, the probability of the predicted class; c itself lacks resolution near 1. Up to
+    131,072 rows are stored individually, to a precision of 2^-20, so that equal-mass bins are
+    exact. More rows are counted in 32,768 cells, whose mean confidences are accurate to 7e-5.
+    ``sums`` holds the sums of the 15 equal-width bins of the ECE (rows, hits, and confidence in
+    units of 2^-30), the number of rows whose NLL is known, and the sum of their NLLs (each at most
+    2^14) in units of 2^-24. All numbers are integers, so statistics can be merged in any order, on
+    any number of machines, and the result is the same to the last bit.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -196,7 +196,7 @@ class BinStatistics:
 
     @classmethod
     def empty(cls) -> BinStatistics:
-        """Return statistics of no rows, the neutral element of addition."""
+        """Return the statistics of no rows, the neutral element of addition."""
         return cls(ExactRows(np.zeros(0, dtype=np.uint32)), np.zeros(SUMS, dtype=np.int64))
 
     @classmethod
@@ -219,7 +219,7 @@ class BinStatistics:
     def from_log_odds(
         cls, odds: ArrayLike, correct: ArrayLike, nll: ArrayLike | None = None
     ) -> BinStatistics:
-        """Build statistics from the fields of ``RowTerms``, for example as computed on a GPU."""
+        """Build statistics from the fields of ``RowTerms``, which may come from a GPU."""
         log_odds = np.asarray(odds, dtype=np.float64)
         hits = as_hits(correct, "odds", log_odds)
         losses = None if nll is None else np.asarray(nll, dtype=np.float64)
@@ -272,17 +272,17 @@ class BinStatistics:
         return int(self.sums[-1])
 
     def equal_mass(self, bins: int = WIDTHS) -> BinTable:
-        """Return bins of equal mass with the convention of ``calibrators.metrics.equal_mass``.
+        """Return equal-mass bins with the convention of ``calibrators.metrics.equal_mass``.
 
-        Bin i ends after floor(i n / M) rows, so some are empty if there are fewer rows than bins.
-        Rows on an edge that are tied, or in the same cell, are split in proportion. The first edge
-        is 0, the last 1.
+        Bin i ends after floor(i n / M) rows, so some bins are empty if there are fewer rows than
+        bins. If rows at an edge are tied or in the same cell, they are split in proportion. The
+        first edge is 0 and the last is 1.
         """
         self._check_not_empty()
         return self.spread.tied_rows().equal_mass(bins)
 
     def equal_width(self) -> BinTable:
-        """Return the 15 equally wide bins of the ECE."""
+        """Return the 15 equal-width bins of the ECE."""
         self._check_not_empty()
         count, correct, confidence = self._widths().astype(np.float64)
         edges = width_edges(WIDTHS)
@@ -302,12 +302,12 @@ class BinStatistics:
         )
 
     def to_bytes(self) -> bytes:
-        """Return compact bytes: one or two per row, or some ten thousand in total for cells."""
+        """Return compact bytes: one or two per row, or some ten thousand in all for cells."""
         return MAGIC + zlib.compress(plain_bytes(self.spread, self.sums), 6)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
-        """Return the statistics that ``to_bytes`` wrote; raise DataError if they are damaged."""
+        """Build statistics from the output of ``to_bytes``; raise a DataError if it is damaged."""
         plain = _inflate(data)
         sums = _numbers(plain[1:HEAD], "<i8").astype(np.int64)
         if plain[:1] == CELLED:
@@ -315,7 +315,7 @@ class BinStatistics:
             return cls(CountedRows(table), sums)
         keys = np.cumsum(_numbers(plain[HEAD:], "<u4"), dtype=np.uint64)
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of these statistics lies outside the scale")
+            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
         return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:
@@ -327,11 +327,11 @@ class BinStatistics:
 
     def _check_not_empty(self) -> None:
         if not self.rows:
-            raise DataError("empty", "no row was observed yet")
+            raise DataError("empty", "no rows have been observed yet")
 
 
 def _limit_rows(rows: ExactRows) -> Spread:
-    """Return at most EXACT_ROWS rows unchanged; count larger numbers in cells."""
+    """Return rows unchanged if there are at most EXACT_ROWS, otherwise their counts in cells."""
     return rows if rows.count <= EXACT_ROWS else rows.counted()
 
 
@@ -342,7 +342,7 @@ def _merge(one: Spread, other: Spread) -> Spread:
 
 
 def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
-    """Return whether the 15 bins agree with the totals, and each mean confidence with its bin."""
+    """Return whether the bins add up to the totals, and each mean confidence lies in its bin."""
     count, correct, confidence = widths
     edges = width_edges(WIDTHS) / CONFIDENCE_UNIT
     return bool(
@@ -361,7 +361,7 @@ def plain_bytes(spread: Spread, sums: Integers) -> bytes:
 
 
 def planes(numbers: NDArray[Any]) -> bytes:
-    """Return the lowest byte of every number, then the next, so that equal bytes are adjacent."""
+    """Return the lowest bytes of all numbers, then the next, so that similar bytes are adjacent."""
     size = numbers.dtype.itemsize
     little = numbers.astype(numbers.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(-1, size).T.tobytes()

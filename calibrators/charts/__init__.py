@@ -1,7 +1,7 @@
-"""Report or run -> Vega-Lite specification: one definition for browser, notebook, SVG and PNG.
+"""Charts of reports and runs as Vega-Lite specifications, for browsers, notebooks, SVG and PNG.
 
-Every chart is a plain dict with its data inside. ``to_svg`` draws report charts in plain Python;
-``to_png``, ``to_html`` and the charts of runs need ``pip install 'calibrd[charts]'``.
+Each chart is a plain dict that includes its data. ``to_svg`` draws the charts of reports in plain
+Python; ``to_png``, ``to_html`` and the charts of runs need ``pip install 'calibrd[charts]'``.
 """
 
 from calibrators.charts.margins import margin_panels, temperature_curve, temperatures

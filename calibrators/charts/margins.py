@@ -1,4 +1,4 @@
-"""Charts by margin: reliability in thirds of the margin, and temperature by margin."""
+"""Charts by margin: reliability in thirds of the margin, and temperature as a function of it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WIDTH = 560
 
 
 def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
-    """Draw the reliability of low, middle and high margins (Figure 15 of the SMART paper).
+    """Draw the reliability of rows with low, middle and high margins (SMART paper, Figure 15).
 
-    Points are equal-mass bins; the axes of a panel begin near its lowest point. With one
-    temperature for all rows, the thirds can err in opposite directions, so that the overall diagram
-    looks better than any of them.
+    Points are equal-mass bins; the axes of a panel begin near its lowest point. With a single
+    temperature for all rows, the thirds can be miscalibrated in opposite directions, so that the
+    overall diagram looks better than any of them.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
@@ -56,9 +56,9 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
 def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
     """Draw the temperature of a map by margin, above the density of the margins.
 
-    For maps of temperature type; ``logits`` (n, k) are the input of the map
-    (probabilities, if it was fitted on those). A band spans the temperatures of the middle 80 % of
-    the rows at a margin: it has no width if the temperature depends on the margin alone.
+    The map must be of temperature type. ``logits`` (n, k) is the input of the map, which may also
+    be probabilities if it was fitted on those. A band spans the temperatures of the middle 80 % of
+    the rows at a margin; it has no width if the temperature only depends on the margin.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> chart = temperature_curve(TemperatureMap(k=2, temperature=1.5), [[0.0, 1.0], [0.0, 3.0]])
@@ -143,7 +143,7 @@ def _third(third: MarginThird, band: Sequence[BandCell]) -> Spec:
 
 
 def _lowest(value: float) -> float:
-    """Return where the axes of a panel begin, so that points close to 1 remain distinct."""
+    """Return the start of a panel's axes, chosen so that points close to 1 remain distinct."""
     return next((start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5) if start <= value), 0.0)
 
 

@@ -19,7 +19,7 @@ MARK_NAMES = {"point": "symbol", "bar": "rect", "tick": "rule"}
 
 
 class MarkPosition(NamedTuple):
-    """A layer in its panel: what to draw, for which rows, on which scales."""
+    """A layer in its panel: its mark, encoding, rows and scales."""
 
     mark: Spec
     encoding: Spec
@@ -28,12 +28,12 @@ class MarkPosition(NamedTuple):
     y: Scale
 
     def at(self, channel: str, row: Datum) -> float | None:
-        """Return the pixel position of a row in a channel; None if the row has no value there."""
+        """Return the pixel position of a row in a channel; None if the row has no value in it."""
         value = value_in(self.encoding.get(channel), row)
         return None if value is None else (self.x if channel[0] == "x" else self.y)(value)
 
     def points(self, *channels: str) -> Iterable[tuple[Datum, list[float]]]:
-        """Yield the rows that have a value in every channel, with their pixels."""
+        """Yield the rows that have a value in every channel, with their pixel positions."""
         for row in self.rows:
             found = [self.at(channel, row) for channel in channels]
             if all(one is not None for one in found):
@@ -72,7 +72,7 @@ def drawn(place: MarkPosition) -> str:
 
 
 def right_end(place: MarkPosition) -> float:
-    """Return how far to the right the text of a layer reaches."""
+    """Return the right end of a layer's text in pixels; 0 for other layers."""
     if place.mark["type"] != "text":
         return 0.0
     size, field = place.mark["fontSize"], place.encoding["text"]["field"]
@@ -164,7 +164,7 @@ SHAPES: dict[str, Callable[[MarkPosition], Iterable[str]]] = {
 
 
 def _element(shape: str, place: MarkPosition, row: Datum) -> str:
-    """Return a shape, with its tooltip if the layer has one."""
+    """Return a shape as an SVG element, with a tooltip if the layer has one."""
     tooltip = place.encoding.get("tooltip")
     if not tooltip:
         return f"<{shape}/>"
@@ -183,7 +183,7 @@ def _tooltip_value(field: Spec, row: Datum) -> str:
 
 
 def pixels(value: float) -> str:
-    """Return a coordinate with at most two digits after the point.
+    """Return a coordinate with at most two decimals.
 
     >>> pixels(12.0), pixels(0.3333), pixels(-0.001)
     ('12', '0.33', '0')

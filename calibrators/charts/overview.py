@@ -1,4 +1,4 @@
-"""The overview of a report: verdict, ECE with its noise floor, reliability diagrams."""
+"""The overview of a report: verdict, ECE with its noise floor, and reliability diagrams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_LINE = 100
 
 
 def before_after(report: Report) -> Spec:
-    """Draw the overview of a report: verdict, ECE with interval and noise floor, reliability.
+    """Draw the overview of a report: verdict, ECE with interval and noise floor, and reliability.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = before_after(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))

@@ -1,4 +1,4 @@
-"""The reliability diagram: accuracy against confidence, the gap coloured, the counts below."""
+"""The reliability diagram: accuracy against confidence, with coloured gaps and counts below."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def reliability(
 ) -> Spec:
     """Draw the accuracy of each bin against its confidence, before and after side by side.
 
-    A coloured bar runs from the mean confidence to the accuracy of a bin; whiskers are the interval
-    of the accuracy; bars below count the rows. Empty bins are not drawn. ``titles`` rename
-    the sides.
+    A coloured bar extends from the mean confidence of a bin to its accuracy, whiskers show the
+    interval of the accuracy, and the bars below show the numbers of rows. Empty bins are not drawn.
+    ``titles`` maps the names of sides to titles.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = reliability(evaluate([[0.9, 0.1], [0.6, 0.4]], [0, 1], draws=10))
@@ -60,7 +60,7 @@ def panels(
     sides: Sequence[str] = ("before", "after"),
     titles: Mapping[str, str] | None = None,
 ) -> list[Spec]:
-    """Draw one diagram with its counts for each side of a report."""
+    """Draw a diagram with its counts for each side of a report."""
     names = {"after": "reliability"} if report.before is None else {}
     names |= titles or {}
     return [
@@ -124,7 +124,7 @@ def diagram(
     size: int = SIZE,
     band: Sequence[BandCell] = (),
 ) -> Spec:
-    """Draw one diagram with its counts from the data of ``bin_values``; ``band`` is shaded."""
+    """Draw a diagram with its counts from the data of ``bin_values``, and a shaded ``band``."""
     below = (size, COUNTS * size // SIZE)
     return {
         "title": {"text": title, "subtitle": subtitle},
@@ -138,7 +138,7 @@ def diagram(
 
 
 def band_layers(band: Sequence[BandCell], margin: str, x: Spec, y: Spec) -> list[Spec]:
-    """Return the layers of the credible band in a third of the margins, or in "all" of them."""
+    """Return the layers of the credible band for a third of the margins, or for "all" rows."""
     values = [vars(cell) for cell in band if cell.margin == margin]
     if len(values) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Draw a chart without a browser or a network."""
+"""Draw a chart without a browser and without a network."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ CHANNELS = {
 def to_svg(spec: Spec) -> str:
     """Return a chart as SVG text.
 
-    Charts of reports are drawn in plain Python. Those of training runs compute their data in Vega
-    and need vl-convert.
+    Charts of reports are drawn in plain Python. Charts of training runs need vl-convert, as Vega
+    computes their data.
     """
     if can_draw(spec):
         return svg.draw(spec)
@@ -51,7 +51,7 @@ def to_png(spec: Spec, scale: float = 2) -> bytes:
 
 
 def to_html(spec: Spec) -> str:
-    """Return a chart as a page with tooltips and all scripts inside (0.9 MB); needs vl-convert."""
+    """Return a chart as a self-contained page with tooltips (0.9 MB); needs vl-convert."""
     drawn: str = _converter("a chart with scripts").vegalite_to_html(
         spec, vl_version=VERSION, bundle=True
     )
@@ -70,7 +70,7 @@ def _converter(what: str) -> Any:
 
 
 def can_draw(spec: Spec) -> bool:
-    """Return whether a chart is within the subset; all others are drawn by Vega."""
+    """Return whether a chart is within the subset; other charts are drawn by Vega."""
     return spec.get("config") == CONFIG and _is_known(spec, WHOLE | PANEL)
 
 

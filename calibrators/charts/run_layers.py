@@ -1,4 +1,4 @@
-"""The layers that charts of a training run are made of."""
+"""The layers that make up the charts of a training run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from calibrators.charts.theme import ACCENT, INK, MUTED, OVERCONFIDENT, Spec
 
 MAX_BINS = 60
-MAX_POINTS = 4500  # per chart: beyond that, steps are left out, but never the last
+MAX_POINTS = 4500  # per chart; beyond that, steps are left out, but never the last one
 MAX_STEPS = 600
-FEW = 12  # up to this many steps, each is drawn as a point
+FEW = 12  # up to this number of steps, each step is also drawn as a point
 ALERT = "#c0473b"
-# of equal lightness, so that all are visible on white and on black
+# colours of equal lightness, all visible on white and on black
 BIN_COLOURS = ["#7d62c8", "#4f7fd6", "#2f97ab", "#4d9a5b", "#a28a2b", "#d0753a", "#cc4f6c"]
 FLAGS = {"partial step": ("diamond", OVERCONFIDENT), "unverified step": ("cross", ALERT)}
 NONE: Mapping[str, tuple[str, str]] = {}
@@ -21,7 +21,7 @@ POINT_OPACITY: Spec = {"condition": {"test": f"datum.total > {FEW}", "value": 0}
 
 
 def lines_of_bins(y: Spec) -> Spec:
-    """Draw a line for each bin, with points for the tooltips."""
+    """Return the layers that draw a line for each bin, with points for the tooltips."""
     common = {"x": step(), "y": y, "stroke": _colour_of_bin()}
     picked = {"type": "point", "fields": ["bin"], "on": "pointerover", "clear": "pointerout"}
     line = {
@@ -101,7 +101,10 @@ def _bin_tooltip(*, with_gamma: bool) -> list[Spec]:
 
 
 def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: bool) -> Spec:
-    """Draw lines of metrics by display name; ``form`` is the number format of the tooltip."""
+    """Return the layers that draw lines of metrics.
+
+    ``fields`` maps display names to metrics; ``form`` is the number format of the tooltip.
+    """
     transform = [
         *_thinned(f"ceil(datum.total / {MAX_STEPS})"),
         *({"calculate": f"datum.metrics.{one}", "as": name} for name, one in fields.items()),
@@ -130,7 +133,7 @@ def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: b
     common = {"x": step(), "y": y, "stroke": colour}
     line = {
         "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {**common, "strokeDash": dashes},  # in case one hides the other
+        "encoding": {**common, "strokeDash": dashes},  # so that neither line hides the other
     }
     points = {
         "mark": POINT,
@@ -140,7 +143,7 @@ def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: b
 
 
 def _thinned(every: str) -> list[Spec]:
-    """Return the transform that keeps every n-th step and the last."""
+    """Return the transform that keeps every n-th step and the last one."""
     counted = [
         {"op": "count", "as": "total"},
         {"op": "max", "field": "step", "as": "last"},
@@ -152,7 +155,10 @@ def _thinned(every: str) -> list[Spec]:
 
 
 def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
-    """Draw marks on the axis for partial and unverified steps, with a legend of ``explained``."""
+    """Return the layer that marks partial and unverified steps on the axis.
+
+    ``explained`` are the marks in the legend; without it, there is no legend.
+    """
     return {
         "transform": [
             {"filter": "datum.partial || datum.verified === false"},
@@ -175,7 +181,7 @@ def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
 
 
 def sessions() -> Spec:
-    """Draw a line where a new session begins."""
+    """Return the layer that draws a line at each step where a new session begins."""
     return {
         "transform": [
             {
@@ -190,7 +196,7 @@ def sessions() -> Spec:
 
 
 def zero_line() -> Spec:
-    """Draw the line of perfect calibration."""
+    """Return the layer that draws the line of perfect calibration."""
     return {
         "data": {"values": [{}]},
         "mark": {"type": "rule", "aria": False, "color": MUTED, "strokeDash": [4, 4]},
@@ -219,7 +225,7 @@ def marked(marks: Mapping[str, tuple[str, str]], *, has_legend: bool = True) -> 
 
 
 def of_picked(value: float, otherwise: float) -> Spec:
-    """Return a value for the bin under the pointer, and another for the rest."""
+    """Return an encoding with one value for the bin under the pointer and another for the rest."""
     return {"condition": {"param": "picked", "value": value}, "value": otherwise}
 
 

@@ -1,7 +1,8 @@
 """Charts of a training run: gammas, C - A and the metrics of its steps over time.
 
-All take the steps of a run's history, oldest first, as plain dicts. The chart itself derives what
-is drawn from the data set ``steps``, so a page that replaces this data set updates the chart live.
+All functions take the steps of a run's history as plain dicts, oldest first. The chart itself
+computes what is drawn from the dataset ``steps``, so a page can update the chart live by replacing
+this dataset.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STACKED = {"bottom": {"direction": "vertical", "anchor": "start"}}
 
 
 def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
-    """Return all charts of a run by name, without ``gammas`` if no step has any.
+    """Return all charts of a run by name, without ``gammas`` if no step has gammas.
 
     >>> list(run_charts([]))
     ['gammas', 'gaps', 'errors', 'nll', 'accuracy']
@@ -53,7 +54,7 @@ def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
 
 
 def run_gammas(steps: Iterable[Step]) -> Spec:
-    """Draw the gamma of every bin over time, with the switches between focal and inverse-focal.
+    """Draw the gamma of each bin over time, with the switches between focal and inverse-focal.
 
     >>> chart = run_gammas([])
     >>> chart["data"]["name"], chart["title"]["text"]
@@ -91,7 +92,7 @@ def run_gammas(steps: Iterable[Step]) -> Spec:
 
 
 def run_gaps(steps: Iterable[Step]) -> Spec:
-    """Draw confidence minus accuracy of every bin over time (Figure 5 of the AdaFocal paper).
+    """Draw confidence minus accuracy of each bin over time (Figure 5 of the AdaFocal paper).
 
     >>> run_gaps([])["title"]["text"]
     'C − A by bin'
@@ -123,7 +124,7 @@ def run_errors(steps: Iterable[Step]) -> Spec:
 
 
 def run_nll(steps: Iterable[Step]) -> Spec:
-    """Draw the negative log-likelihood over time; steps without one are left out.
+    """Draw the negative log-likelihood over time; steps without NLL are left out.
 
     >>> run_nll([])["title"]["text"]
     'negative log-likelihood'

@@ -1,4 +1,4 @@
-"""Scales of a chart: where a value is drawn, its ticks, and how numbers are written."""
+"""Scales of a chart: positions of values, ticks, and formats of numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PIXELS_PER_TICK = 40
 DEFAULT_NICE = 10
 LARGEST_PLAIN = 1e7
 MAX_DIGITS = 6
-# widths of Arial in thousandths of the font size; all other characters count as MEAN_WIDTH
+# character widths of Arial in thousandths of the font size; others count as MEAN_WIDTH
 MEAN_WIDTH = 556
-ROOM = 1.12  # for systems without Arial, whose fonts may be wider
+ROOM = 1.12  # on systems without Arial, fonts may be wider
 WIDTHS = {
     **dict.fromkeys("ijl", 222),
     **dict.fromkeys(" ft.,:;/|!'", 278),
@@ -32,7 +32,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear scale from ``low`` to ``high`` onto pixels from ``start`` to ``end``."""
+    """A linear scale from the values ``low`` to ``high`` to the pixels ``start`` to ``end``."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Linear:
     end: float
 
     def __call__(self, value: Any) -> float:
-        """Return the pixel of a value, clipped to one axis length beyond either end."""
+        """Return the pixel position of a value, clipped to one axis length beyond either end."""
         share = (float(value) - self.low) / (self.high - self.low)
         return self.start + min(max(share, -1.0), 2.0) * (self.end - self.start)
 
@@ -66,7 +66,7 @@ Scale = Linear | Bands
 
 
 def linear_scale(spec: Spec, axis: Spec, values: Sequence[float], pixels: float) -> Linear:
-    """Return a scale with the rules of Vega-Lite: ``domain``, ``zero``, ``padding``, ``nice``."""
+    """Return a scale by the rules of Vega-Lite for domain, zero, padding and nice."""
     if "domain" in spec:
         low, high = (float(one) for one in spec["domain"])
     else:
@@ -75,7 +75,9 @@ def linear_scale(spec: Spec, axis: Spec, values: Sequence[float], pixels: float)
         if "padding" in spec:
             extra = (high - low) * spec["padding"] / max(1.0, pixels - 2 * spec["padding"])
             low, high = low - extra, high + extra
-    if not high - low > abs(high) * 1e-12:  # a single value, or two that are equal up to rounding
+    if (
+        not high - low > abs(high) * 1e-12
+    ):  # a single value, or values that are equal up to rounding
         low, high = low - 0.5 - abs(low) / 2, high + 0.5 + abs(high) / 2
         low = max(low, 0.0) if values and min(values) >= 0 else low
     if "domain" not in spec and spec.get("nice", True):
@@ -115,12 +117,12 @@ def tick_step(low: float, high: float, count: int) -> float:
 
 
 def _multiple(times: int, step: float) -> float:
-    """Return a multiple of a step without the digits that floating point adds."""
+    """Return a multiple of a step without the digits that are due to floating point."""
     return float(f"{times * step:.12g}")
 
 
 def number(value: float, form: str | None = None) -> str:
-    """Format a number as a chart does; None means as short as possible.
+    """Format a number as charts do; a ``form`` of None means as short as possible.
 
     >>> number(1234.0, ",d"), number(0.015, ".1%"), number(2.50)
     ('1,234', '1.5%', '2.5')
@@ -131,7 +133,7 @@ def number(value: float, form: str | None = None) -> str:
 
 
 def tick_labels(values: Sequence[float], form: str | None) -> list[str]:
-    """Return the labels of ticks; without a format all have as many digits as the step needs."""
+    """Return the labels of ticks; without a format, all have as many digits as the step needs."""
     step = values[1] - values[0] if len(values) > 1 else 0.0
     if form is None and step > 0 and max(map(abs, values)) < LARGEST_PLAIN:
         digits = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -1,7 +1,8 @@
-"""Draw the charts of reports as SVG, in plain Python: a subset of Vega-Lite.
+"""Draw a subset of Vega-Lite as SVG in plain Python.
 
-The subset is what the charts of reports are made of: concatenated panels of layers, with linear and
-nominal positions, nominal colours, titles and one legend; ``subset`` checks whether a chart fits.
+The subset contains what the charts of reports use: concatenated panels of layers, with linear and
+nominal positions, nominal colours, titles and a legend. ``render.can_draw`` checks whether a chart
+is within the subset.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LEGEND_GAP = 18
 
 @dataclass
 class SvgBlock:
-    """A part of a chart, drawn around its origin, with its extent to each side."""
+    """A part of a chart, drawn around its origin, with its extent in each direction."""
 
     left: float = 0.0
     top: float = 0.0
@@ -67,7 +68,7 @@ def draw(spec: Spec) -> str:
 
 
 def _block(spec: Spec, rows: list[Datum]) -> SvgBlock:
-    """Return a panel, or several in a row or column, with the title above."""
+    """Return a panel, or several panels in a row or column, with the title above."""
     rows = spec["data"]["values"] if "data" in spec else rows
     if "hconcat" in spec or "vconcat" in spec:
         across = "hconcat" in spec
@@ -166,7 +167,7 @@ def _add_x_axis(block: SvgBlock, x: Scale, axis: Spec | None, width: float, heig
 
 
 def _every(labels: list[str], at: list[float], x: Linear) -> int:
-    """Return 1 if all labels fit, 2 if only every second one fits, and so on."""
+    """Return 1 if all labels fit, 2 if only every second label fits, and so on."""
     if len(at) < 2:
         return 1
     room = abs(x(at[1]) - x(at[0]))
@@ -219,7 +220,7 @@ def _lines(text: Any) -> list[str]:
 
 
 def _add_title(block: SvgBlock, title: Spec | None) -> None:
-    """Put a title and its subtitles above a block, at its left edge."""
+    """Add a title and its subtitles above a block, at its left edge."""
     if title is None:
         return
     large, small = title.get("fontSize", TITLE["fontSize"]), TITLE["subtitleFontSize"]
@@ -237,7 +238,7 @@ def _add_title(block: SvgBlock, title: Spec | None) -> None:
 
 
 def _add_legend(block: SvgBlock, spec: Spec) -> None:
-    """Put one row of colours and their names below everything."""
+    """Add a legend below a block: a row of colours with their names."""
     found = dict(_colours(spec))
     if not found:
         return
@@ -260,7 +261,7 @@ def _add_legend(block: SvgBlock, spec: Spec) -> None:
 
 
 def _colours(spec: Spec) -> Iterator[tuple[str, tuple[str, bool, float]]]:
-    """Yield the legend entries of a chart: name, and colour, shape and opacity."""
+    """Yield the legend entries of a chart: each name with its colour, shape and opacity."""
     by = spec.get("encoding", {}).get("color")
     if by is not None and by.get("legend", True) is not None:
         look = spec["mark"]["type"] == "point", spec["mark"].get("opacity", 1)

@@ -54,9 +54,9 @@ CONFIG: Spec = {
 
 
 def finished(spec: Spec, description: str) -> Spec:
-    """Return a complete chart: with schema, theme and a description for screen readers.
+    """Return a complete chart, with schema, theme and a description for screen readers.
 
-    ``$schema`` names the version of the language and is never fetched.
+    ``$schema`` states the version of the language and is never fetched.
     """
     return {
         "$schema": SCHEMA,
@@ -69,7 +69,7 @@ def finished(spec: Spec, description: str) -> Spec:
 
 
 def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
-    """Return the encoding of a share, on an axis from ``lowest`` to 1 regardless of the data."""
+    """Return the encoding of a share, on an axis from ``lowest`` to 1 for any data."""
     digits = 1 if lowest == 0 else 2 if lowest < 0.95 else 3
     axis: Spec = {"title": title, "tickCount": 5, "format": f".{digits}f"}
     return {
@@ -81,7 +81,7 @@ def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
 
 
 def diagonal(lowest: float = 0.0) -> Spec:
-    """Return the line on which accuracy equals confidence."""
+    """Return the layer with the line on which accuracy equals confidence."""
     ends = [{"confidence": one, "accuracy": one} for one in (lowest, 1.0)]
     return {
         "data": {"values": ends},
@@ -94,7 +94,7 @@ def diagonal(lowest: float = 0.0) -> Spec:
 
 
 def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> Spec:
-    """Return bars from ``lower`` to ``upper`` that count rows, to be put below a diagram."""
+    """Return a panel, for use below a diagram, with bars from ``lower`` to ``upper`` for counts."""
     axis = {"title": "rows", "tickCount": 3, "format": ",d"}
     return {
         "width": size[0],

@@ -1,1 +1,1 @@
-"""Compare two fits on rows that both were judged on."""
+"""Comparison of fits on rows that all of them were judged on."""

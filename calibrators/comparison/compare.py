@@ -1,4 +1,4 @@
-"""Compare two fits on rows that both were judged on and neither had seen."""
+"""Compare two fits on the rows that both were judged on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
 def compare(first: JudgedRows, second: JudgedRows) -> Report:
     """Return the report of the second fit against the first, on the rows common to both.
 
-    The first is the report's "before". Metrics that need the probabilities of all classes are left
-    out. Raise DataError if fewer than 100 rows are common.
+    The first fit is the report's "before". Metrics that need the probabilities of all classes are
+    left out. Raise DataError if the fits have fewer than 100 rows in common.
     """
     old, new = common_rows(first, second)
     found = compared_intervals(old.after, new.after, **OPTIONS)
@@ -60,7 +60,7 @@ def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, Judg
         raise DataError(
             "too_few_common_rows",
             f"the two fits have {rows} judged rows in common, but at least {MIN_ROWS} are needed: "
-            "choose a dataset that neither was fitted on",
+            "compare them on a dataset that neither was fitted on",
         )
     return common
 

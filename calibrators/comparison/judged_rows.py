@@ -1,4 +1,4 @@
-"""Judged rows: the scores of each row that a fit was judged on, as compact bytes.
+"""Judged rows: the scores of the rows that a fit was judged on, in a compact binary format.
 
     8 bytes   b"calibrj" and the format version
     32 bytes  sha256 of everything after it
@@ -6,7 +6,7 @@
     header    JSON: data, fitted_on, classes, folds, judged, rows, segments (names or null)
     arrays    little-endian, one after the other, in the order of COLUMNS
 
-A row takes 34 bytes, 38 with segments; at most MAX_ROWS are kept.
+A row takes 34 bytes, or 38 with segments; at most MAX_ROWS rows are kept.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class JudgedRows:
-    """Rows that a fit was judged on and had not seen: before (the model) and after (its map).
+    """Scores of rows that were held out from a fit, before (the model) and after (its map).
 
-    ``data`` is the fingerprint of the data set the rows belong to, ``index`` (n,) their positions
-    in it, ascending; ``fitted_on`` is the fingerprint of the data set that the map is fitted on,
-    the same one unless a separate set was used to judge it. ``judged`` is the number of rows before
-    they were thinned out to MAX_ROWS, and ``folds`` the number of fits that judged the rows.
+    ``data`` is the fingerprint of the dataset that the rows belong to, and ``index`` (n,) holds
+    their positions in it, in ascending order. ``fitted_on`` is the fingerprint of the dataset that
+    the map was fitted on, which is the same one unless a separate set was used to judge it.
+    ``judged`` is the number of rows before they were reduced to MAX_ROWS, and ``folds`` the number
+    of fits that judged the rows.
     """
 
     data: str
@@ -97,7 +98,7 @@ class JudgedRows:
         fitted_on: CalibrationSet,
         folds: int = 1,
     ) -> JudgedRows:
-        """Score the rows ``index`` of ``data``, with calibrated probabilities (len(index), k)."""
+        """Score the rows ``index`` of ``data``, given their calibrated probabilities."""
         kept = thinned(index, MAX_ROWS)
         rows = data.take(index[kept])
         return cls(
@@ -114,7 +115,7 @@ class JudgedRows:
         )
 
     def take(self, places: NDArray[np.intp]) -> JudgedRows:
-        """Return the rows at the given positions among these."""
+        """Return the rows at the given positions."""
         return JudgedRows(
             self.data,
             self.fitted_on,
@@ -148,7 +149,7 @@ class JudgedRows:
 
     @classmethod
     def load(cls, content: bytes) -> JudgedRows:
-        """Return the rows in these bytes; raise ArchiveError with the reason if invalid."""
+        """Return the rows in ``content``; raise ArchiveError with the reason if it is invalid."""
         header, payload = _open(content)
         names = header["segments"]
         columns: dict[str, Floats] = {}
@@ -188,7 +189,7 @@ class JudgedRows:
 
 
 def fingerprint(data: CalibrationSet) -> str:
-    """Return the sha256 of a data set's labels and largest logits, for any format and dtype.
+    """Return the sha256 of a dataset's labels and row maxima, independent of format and dtype.
 
     >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
     >>> fingerprint(data) == fingerprint(CalibrationSet(data.logits.astype("f4"), data.labels))
@@ -200,7 +201,7 @@ def fingerprint(data: CalibrationSet) -> str:
 def fingerprint_of(
     shape: tuple[int, int], kind: Kind, labels: Iterable[Floats], row_max: Iterable[Floats]
 ) -> str:
-    """Return the fingerprint of a data set (n, k) from blocks of its labels and largest logits."""
+    """Return the fingerprint of a dataset (n, k) from blocks of its labels and row maxima."""
     digest = hashlib.sha256(f"{shape[0]} {shape[1]} {kind}".encode())
     for block in labels:
         digest.update(np.ascontiguousarray(block, "<i8").data)
@@ -212,7 +213,7 @@ def fingerprint_of(
 def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
     """Return the positions of at most ``most`` rows, chosen by a hash of their index.
 
-    Rows that occur in two sets are kept in both or in neither, as far as possible.
+    As far as possible, a row that occurs in two sets is kept in both or in neither.
 
     >>> thinned(np.array([3, 5, 9]), 5).tolist()
     [0, 1, 2]
@@ -226,7 +227,7 @@ def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
 
 
 def in_common(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows] | None:
-    """Return the rows that both were judged on; None if the data sets differ."""
+    """Return the rows that both fits were judged on; None if their datasets differ."""
     if (first.data, first.classes) != (second.data, second.classes):
         return None
     _, here, there = np.intersect1d(
@@ -252,7 +253,7 @@ def _kinds(names: list[str] | None) -> dict[str, str]:
 
 
 def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return header and array bytes after checking hash and lengths."""
+    """Return the header and the bytes of the arrays after checking the hash and all lengths."""
     if len(content) < PREFIX.size or content[: len(MAGIC)] != MAGIC:
         raise ArchiveError("not_judged_rows", "not calibrd judged rows (bad magic bytes)")
     magic, digest, length = PREFIX.unpack_from(content)
@@ -277,7 +278,10 @@ def _width(names: list[str] | None) -> int:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return the header, or None if it is invalid: a correct hash does not prove who wrote it."""
+    """Return the parsed header, or None if it is invalid.
+
+    It is checked in full because a matching hash does not prove that calibrd wrote it.
+    """
     try:
         header = json.loads(text)
         names = header["segments"]
@@ -319,4 +323,6 @@ def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
             low, high = ranges.get(name.partition("_")[0], (0, 1))
             good = bool(((values >= low) & (values <= high)).all())
         if not good:
-            raise ArchiveError("bad_values", f"{name} of the judged rows has impossible values")
+            raise ArchiveError(
+                "bad_values", f"{name} of the judged rows contains impossible values"
+            )

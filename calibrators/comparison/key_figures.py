@@ -1,4 +1,4 @@
-"""The few figures that a decision between two maps is based on, each with its interval."""
+"""The few metrics on which a decision between two maps is based, each with its interval."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DECIDING = ("accuracy", "brier", "nll", "ece", "refinement_auroc")
 
 
 class Figure(NamedTuple):
-    """A line of a report's table; ``is_loss``: measurably worse than before (`Report.lost`)."""
+    """A row of a report's table; ``is_loss`` is True if it is measurably worse (`Report.lost`)."""
 
     row: MetricRow
     is_loss: bool
 
 
 def deciding_figures(report: Report) -> list[Figure]:
-    """Return accuracy, Brier score, NLL, ECE and ranking of a report, in this order."""
+    """Return the accuracy, Brier score, NLL, ECE and ranking of a report, in this order."""
     rows = {row.metric.name: row for row in report.rows()}
     return [Figure(rows[name], name in report.lost) for name in DECIDING if name in rows]

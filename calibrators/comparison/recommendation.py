@@ -1,4 +1,4 @@
-"""Recommend one of several fits that were judged on the same rows, with the reason."""
+"""Recommend one of several fits that were judged on the same rows, and give the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
 
 
 class Candidate(NamedTuple):
-    """A fit to choose from, with the method of its map and the rows that it was judged on."""
+    """A candidate fit, with the method of its map and the rows that it was judged on."""
 
     name: str
     method: str
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """Position of the recommended candidate, None if there is none, and the reason."""
+    """Position of the recommended candidate (None if there is none) and the reason."""
 
     place: int | None
     reason: str
@@ -36,10 +36,10 @@ class Recommendation(NamedTuple):
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     """Return the admissible fit with the lowest NLL, or a simpler one that ties with it.
 
-    Fits that were judged worse or on too few rows, or that lose accuracy or ranking, are
-    left out. Two fits tie if the 95 % interval of the difference of their NLL, on rows common to
-    both, contains 0: then the method with the lower ``complexity`` is recommended. Fits whose
-    judged rows are unknown never tie.
+    Fits that were judged worse, were judged on too few rows, or lose accuracy or ranking are left
+    out. Two fits tie if the 95 % interval of the difference between their NLLs, on the rows common
+    to both, contains 0. In that case, the method with the lower ``complexity`` is recommended. Fits
+    whose judged rows are unknown never tie.
     """
     left_out = {
         place: why for place, one in enumerate(candidates) if (why := _objection(one.report))
@@ -56,7 +56,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 
 
 def _objection(report: Report) -> str:
-    """Return why a fit is left out, empty if it is not."""
+    """Return why a fit is left out; empty if it is not left out."""
     if report.verdict is None:
         return "has no verdict"
     if report.verdict in REFUSED:

@@ -21,7 +21,7 @@ from calibrators.rounding import MIN_SHARE
 OPSET = 18
 FLOAT, DOUBLE = 1, 11
 TOLERANCE = 1e-6
-# runtimes add up a row's float32 weights one by one, which over many classes loses 1e-6
+# runtimes add up float32 weights one by one, so that with many classes the sum is off by 1e-6
 MANY_CLASSES = 64
 TRIAL_VALUES = 1 << 20
 
@@ -63,7 +63,7 @@ class Graph:
 
 
 def export(fitted: CalibrationMap) -> bytes:
-    """Return a map as ONNX bytes, verified against ``fitted.apply`` on many rows to 1e-6.
+    """Return a map as the bytes of an ONNX model, which agrees with ``fitted.apply`` to 1e-6.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> len(export(TemperatureMap(k=3, temperature=1.5))) > 100
@@ -73,7 +73,9 @@ def export(fitted: CalibrationMap) -> bytes:
         import onnx
         import onnxruntime  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ExportError("onnx_missing", "to export maps, pip install 'calibrd[onnx]'") from error
+        raise ExportError(
+            "onnx_missing", "exporting a map needs onnx: pip install 'calibrd[onnx]'"
+        ) from error
     graph = Graph()
     start: str = fitted.kind
     _write_softmax(graph, calibrated_logits(fitted, graph, start), fitted.k)
@@ -97,7 +99,7 @@ def export(fitted: CalibrationMap) -> bytes:
 
 
 def _write_softmax(graph: Builder, logits: str, k: int) -> None:
-    """Add the softmax to the graph, computed in doubles if there are many classes."""
+    """Add the softmax to the graph; if there are many classes, compute it in doubles."""
     if k < MANY_CLASSES:
         graph.add("Softmax", logits, output="calibrated", axis=1)
         return
@@ -106,14 +108,14 @@ def _write_softmax(graph: Builder, logits: str, k: int) -> None:
 
 
 def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str:
-    """Add a map's graph from its input, logits or probabilities, to calibrated logits."""
+    """Add the graph of a map up to its calibrated logits; return the name of these logits."""
     if fitted.kind == "probabilities":
         start = graph.add("Log", _filled(fitted, graph, start))
     return fitted.onnx_logits(graph, start)
 
 
 def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
-    """Add ``Zeros.filled``, computed in doubles."""
+    """Add ``Zeros.filled``, computed in doubles; return the output's name."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
 
     def constant(value: float) -> str:
@@ -140,7 +142,7 @@ def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
 
 
 def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
-    """Add the values that rounded values and zeros stand for, as in ``Zeros.restored``."""
+    """Add estimates of the unrounded values and of zeros, as in ``Zeros.restored``."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
     noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
 
@@ -194,11 +196,11 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
 
 
 def _session(data: bytes) -> Callable[[dict[str, Any]], NDArray[Any]]:
-    """Return a function that runs a model; errors of onnxruntime become an ExportError."""
+    """Return a function that runs a model; errors of onnxruntime are raised as ExportError."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.enable_cpu_mem_arena = False  # it would hold on to the largest tensors
+    options.enable_cpu_mem_arena = False  # it would not release the memory of the largest tensors
     options.intra_op_num_threads = 1  # starting threads takes longer than the trial
 
     def run(inputs: dict[str, Any]) -> NDArray[Any]:
@@ -222,9 +224,9 @@ def _refused_by_runtime() -> Iterator[None]:
 
 
 def trial_rows(fitted: CalibrationMap) -> NDArray[np.float32]:
-    """Return random rows at 10 scales, ties, margins of 1e4 and -inf, of the map's kind.
+    """Return rows of the map's kind: random ones on 10 scales, ties, margins of 1e4 and -inf.
 
-    There are 16 rows per scale, but fewer with many classes, so that memory stays bounded.
+    There are 16 rows per scale, or fewer if there are many classes, so that memory is bounded.
     """
     rng = np.random.default_rng(0)
     powers = 10.0 ** np.arange(-3, 7)

@@ -1,1 +1,1 @@
-"""Support for fits: context, parameter checks, devices, evaluation."""
+"""Support for fits: context, parameter checks, devices and evaluation."""

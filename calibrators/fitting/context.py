@@ -13,7 +13,7 @@ from calibrators.errors import CalibrationWarning, FitCancelled, FitError
 
 
 class ProgressCallback(Protocol):
-    """Callback of a fit: the step just finished, the number of steps, and the loss, if any."""
+    """Callback that receives the last finished step, the number of steps, and the loss if any."""
 
     def __call__(self, step: int, total: int, loss: float | None) -> None:
         """Receive the progress of a fit."""
@@ -22,8 +22,8 @@ class ProgressCallback(Protocol):
 class FitContext:
     """Context of a running fit: device, progress, cancellation and warnings.
 
-    A fit records in ``seconds`` how long its parts took; these times are not part of the map, which
-    is the same for the same data.
+    A fit records in ``seconds`` how long its parts took. These times are not part of the map, so
+    that the same data give the same map.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class FitContext:
             raise FitCancelled
 
     def inner(self, deadline: float = math.inf) -> FitContext:
-        """Return a context for a fit within this one: no progress, and its own warnings.
+        """Return a context for a fit within this one, without progress and with its own warnings.
 
-        It is cancelled with this context, or at ``deadline``, in seconds of ``time.monotonic``.
+        It is cancelled together with this context, or at ``deadline``, a time of
+        ``time.monotonic()``.
         """
 
         def stop() -> bool:
@@ -66,7 +67,7 @@ class FitContext:
         return FitContext(self.device, None, stop)
 
     def without_progress(self) -> FitContext:
-        """Return a context for a part of this fit: the same warnings, no progress."""
+        """Return a context for a part of this fit, with the same warnings and without progress."""
         part = self.inner()
         part.warned, part.seconds = self.warned, self.seconds
         return part

@@ -1,4 +1,4 @@
-"""Torch devices, checked with a readable error."""
+"""Torch devices, checked with readable errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def array_device(name: str) -> str | None:
-    """Return None for a fit with numpy on the CPU, else the name of the torch device."""
+    """Return None for the CPU, where fits use numpy, and the name of the torch device otherwise."""
     return None if name == "cpu" else str(torch_device(name))
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the torch device "cpu", "cuda" or "cuda:1"; raise a FitError if it is unavailable."""
+    """Return a torch device, such as "cpu" or "cuda:1"; raise a FitError if it is unavailable."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -30,13 +30,14 @@ def torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FitError(
             "device_unavailable",
-            f"device must be available here ({', '.join(available_devices())}), got {name!r}",
+            f"device must be one of those available here ({', '.join(available_devices())}), "
+            f"got {name!r}",
         ) from error
     return device
 
 
 def available_devices() -> list[str]:
-    """Return the torch devices of this machine."""
+    """Return the names of the torch devices of this machine."""
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

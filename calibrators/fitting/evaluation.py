@@ -1,4 +1,4 @@
-"""Fit a recipe and judge it on rows that the judged fit never saw."""
+"""Fit a recipe and judge it on held-out rows."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class _MapAndReport(NamedTuple):
 
 
 class Judged(_MapAndReport):
-    """A map fitted on all rows, and the report of its recipe on unseen rows.
+    """A map fitted on all rows, and the report of its recipe on held-out rows.
 
-    Unpacks as ``(map, report)``; ``rows`` are the judged rows that the report is based on, for
-    ``calibrators.comparison.compare``.
+    It unpacks as ``(map, report)``. ``rows`` holds the judged rows on which the report is based,
+    for ``calibrators.comparison.compare``.
     """
 
     rows: JudgedRows
@@ -68,13 +68,13 @@ def fit_and_judge(
 ) -> Judged:
     """Fit ``recipe`` on all of ``data``, and judge it on rows that it was not fitted on.
 
-    It is judged on ``evaluation`` if given, with a single fit; otherwise, with 1000 rows or more,
-    by a fit on four fifths and a stratified held-out fifth; otherwise by 5-fold cross-fitting,
-    where every row is judged by a fit on the other folds. ``held_out``, a share of at most 0.9,
-    requests a held-out part of that size regardless of the number of rows. The returned map is
-    always fitted on all of ``data``; ``report.judged_on`` says how it was judged. ``progress``
-    counts to 1000 over the whole call and never decreases. Warnings of the judged fits are not
-    issued, but kept in ``report.fit``.
+    If ``evaluation`` is given, the returned map is judged on it. Otherwise, with 1000 rows or more,
+    a fit on four fifths of the rows is judged on the remaining fifth, which is stratified by label.
+    With fewer rows, 5-fold cross-fitting is used: every row is judged by a fit on the other folds.
+    ``held_out``, a share of at most 0.9, requests a held-out part of that size for any number of
+    rows. The returned map is always fitted on all of ``data``; ``report.judged_on`` states how it
+    was judged. ``progress`` counts to 1000 over the whole call and never decreases. Warnings of the
+    judged fits are not issued, but stored in ``report.fit``.
 
     >>> from calibrators.methods.temperature import TemperatureScaling
     >>> rng = np.random.default_rng(0)
@@ -133,11 +133,11 @@ def memory_bytes(
 ) -> int:
     """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, including the data.
 
-    ``features`` is the number of features of a row, ``feature_size`` the bytes of one; methods that
-    need none leave them out. ``evaluation`` is the number of rows of an evaluation set,
-    ``held_out`` as in ``fit_and_judge``. The estimate covers the data, the rows of the judged fit
-    and, for each judged row, its probabilities before and after calibration and what the report
-    keeps.
+    ``features`` is the number of features per row, and ``feature_size`` the number of bytes of each
+    feature; methods without features ignore them. ``evaluation`` is the number of rows of an
+    evaluation set; ``held_out`` is as in ``fit_and_judge``. The estimate covers the data, the rows
+    of the judged fit and, for each judged row, the probabilities before and after calibration and
+    the data of the report.
     """
     share = HELD_OUT if held_out is None else held_out
     if evaluation is not None:
@@ -180,14 +180,14 @@ def _cross_fitted(
         fitted = job.fit(seen, *_span(number), judged=True)
         probabilities[unseen] = fitted.apply_set(data.take(unseen))
     words = (
-        f"{FOLDS}-fold cross-fitting: each of {data.n:,} rows by a fit on the other folds (seed "
-        f"{seed}); the map itself is fitted on all rows"
+        f"{FOLDS}-fold cross-fitting: each of {data.n:,} rows is judged by a fit on the other "
+        f"folds (seed {seed}); the map itself is fitted on all rows"
     )
     return np.arange(data.n), probabilities, words
 
 
 def _span(number: int) -> tuple[float, float]:
-    """Return the start and end of a fold's progress; the final fit counts as one more fold."""
+    """Return a fold's progress at its start and end; the final fit counts as another fold."""
     return number / (FOLDS + 1), (number + 1) / (FOLDS + 1)
 
 
@@ -224,13 +224,13 @@ def _check_features_alike(
     if got != data.features.width:
         raise DataError(
             "evaluation_differs",
-            f"evaluation must have {data.features.width} features in each row like the data, which "
-            f"{recipe.method_needing_features!r} needs, got {got or 'none'}",
+            f"evaluation must have {data.features.width} features per row like the data, for the "
+            f"method {recipe.method_needing_features!r}, got {got or 'none'}",
         )
 
 
 class _Job:
-    """The fits of one call, with a shared progress that never decreases."""
+    """The fits of one call, which share a progress that never decreases."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _Job:
     def fit(
         self, data: CalibrationSet, start: float, end: float, *, judged: bool = False
     ) -> CalibrationMap:
-        """Fit with progress from ``start`` to ``end``; a judged fit issues no warnings."""
+        """Fit with progress from ``start`` to ``end``; a judged fit does not issue warnings."""
         if self._cancel is not None and self._cancel():
             raise FitCancelled
 
@@ -269,7 +269,7 @@ class _Job:
         return fitted
 
     def warn_while_judging(self, category: type[CalibrationWarning], message: str | None) -> None:
-        """Record a warning on the judged rows for the report, unless it is None."""
+        """Record a warning about the judged rows for the report, unless ``message`` is None."""
         context = FitContext()
         if message is not None:
             context.warn(category, message)
@@ -291,7 +291,7 @@ class _Job:
         fitted_on: CalibrationSet,
         folds: int = 1,
     ) -> Judged:
-        """Return the map with its report on the rows ``index`` of ``data``, and those rows."""
+        """Return the map with its report on the rows ``index`` of ``data``, and the judged rows."""
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)

@@ -7,9 +7,10 @@ from typing import Any
 
 
 def fallback_sentence(info: Mapping[str, Any]) -> str:
-    """Return which method fell back and why, from a map's ``fit_info``; empty if none did.
+    """Return a sentence that states which method fell back and why; empty if none did.
 
-    Anything unexpected, as in an untrusted map, counts as no fallback.
+    ``info`` is a map's ``fit_info``. Unexpected values, as in an untrusted map, count as no
+    fallback.
 
     >>> fallback_sentence({"fallback": {"method": "vector", "reason": "all logits are equal"}})
     'vector fell back to temperature scaling: all logits are equal'

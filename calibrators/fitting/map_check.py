@@ -1,4 +1,4 @@
-"""Check that a map yields valid probabilities on rows of many kinds."""
+"""Check that a map yields valid probabilities on many kinds of rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MARGINS = (1e-30, 1e-6, 1.0, 30.0, 1e4, 1e15)
 
 
 def prove(fitted: CalibrationMap) -> None:
-    """Raise a MapError unless every probability is finite and non-negative, and rows sum to 1.
+    """Raise a MapError unless all probabilities are finite and non-negative, and rows sum to 1.
 
-    The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64; if it
-    has segments, it is also applied in the segments with the smallest and the largest scale; if it
-    needs features, with zeros and with random ones of several scales.
+    The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64. If it
+    has segments, it is also applied in the segments with the smallest and the largest scale. If it
+    needs features, these are zeros and random numbers on several scales.
     """
     names = [None, *_extreme_segments(fitted)]
     for dtype in (np.float32, np.float64):
@@ -46,7 +46,7 @@ def _extreme_segments(fitted: CalibrationMap) -> list[str]:
 
 
 def _features(fitted: CalibrationMap, rows: int) -> Iterator[Floats | None]:
-    """Yield features of ``rows`` rows at several scales, or None for a map without features."""
+    """Yield features for ``rows`` rows on several scales, or None for a map without features."""
     if not fitted.has_features:
         yield None
         return
@@ -64,7 +64,7 @@ def _check(probabilities: Floats, first: int) -> None:
 
 
 def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
-    """Yield the rows in blocks of limited size, regardless of the number of classes."""
+    """Yield the rows in blocks of limited size."""
     step = max(1, ROWS_AT_ONCE // fitted.k)
     block: list[Floats] = []
     for row in _rows(fitted.k):
@@ -77,7 +77,7 @@ def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
 
 
 def _rows(k: int) -> Iterator[Floats]:
-    """Yield logits: equal, one class ahead or behind by any margin, random at many scales."""
+    """Yield logits: equal, with one class ahead or behind, tied, random on many scales, masked."""
     rng = np.random.default_rng(0)
     yield np.zeros(k)
     yield np.ones(k)

@@ -1,7 +1,7 @@
 """Check the fields of recipes against their annotations.
 
-A field declares its own rule, ``steps: Annotated[int, Ge(1)] = 300``; the service derives its JSON
-schema from the same annotation.
+A field declares its own rule, as in ``steps: Annotated[int, Ge(1)] = 300``. The service derives its
+JSON schema from the same annotation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from calibrators.errors import ParameterError
 
 @cache
 def field_hints(owner: type) -> dict[str, Any]:
-    """Return the annotated types of a dataclass's fields, resolved once."""
+    """Return the annotated types of a dataclass's fields by name."""
     hints = get_type_hints(owner, include_extras=True)
     return {field.name: hints[field.name] for field in fields(owner)}
 
 
 def check_fields(recipe: Any) -> None:
-    """Raise a ParameterError naming the field, the rule and the value, if one is broken."""
+    """Raise a ParameterError with the field, the rule and the value if a rule is broken."""
     for name, hint in field_hints(recipe.__class__).items():
         value = getattr(recipe, name)
-        if isinstance(value, np.generic):  # such as from a sweep over np.arange
+        if isinstance(value, np.generic):  # for example, from a loop over np.arange
             value = value.item()
             object.__setattr__(recipe, name, value)
         rule = broken_rule(hint, value)
@@ -42,7 +42,7 @@ def check_fields(recipe: Any) -> None:
 
 
 def broken_rule(hint: Any, value: Any) -> str | None:
-    """Return the first rule of an annotation that a value breaks, in words; or None."""
+    """Return, in words, the first rule of an annotation that a value breaks; None if none is."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rule = broken_rule(arguments[0], value)

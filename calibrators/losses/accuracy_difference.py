@@ -18,7 +18,8 @@ from calibrators.losses.focal import powered
 class DCALoss(Loss):
     """Cross-entropy + weight * ``|mean confidence - accuracy|`` of the batch.
 
-    Helps when batches are large enough to estimate their accuracy.
+    It helps if batches are large enough to estimate their accuracy.
+
     Reference: Liang et al., Improved trainable calibration method for neural networks on medical
     imaging classification, 2020.
 
@@ -34,7 +35,7 @@ class DCALoss(Loss):
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         confidence, predicted = torch.softmax(logits, dim=1).max(dim=1)
         accuracy = (predicted == labels).to(confidence.dtype).mean()
         term = (confidence.mean() - accuracy).abs()
@@ -45,8 +46,9 @@ class DCALoss(Loss):
 class MDCALoss(Loss):
     """Focal loss + weight * ``mean over classes |mean p_c - share of labels c|`` of the batch.
 
-    Helps when the probabilities of all classes matter, not only the largest; with gamma = 0
-    the term is added to cross-entropy.
+    It helps if the probabilities of all classes matter, not only the largest. With gamma = 0, the
+    term is added to cross-entropy.
+
     Reference: Hebbalaguppe et al., A stitch in time saves nine: a train-time regularizing loss for
     improved neural network calibration, 2022.
 
@@ -64,7 +66,7 @@ class MDCALoss(Loss):
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         mean = torch.softmax(logits, dim=1).mean(dim=0)
         share = torch.bincount(labels, minlength=logits.shape[1]).to(mean.dtype) / len(labels)
         surprisal = F.cross_entropy(logits, labels, reduction="none")

@@ -1,4 +1,4 @@
-"""AdaFocal: a focal loss whose strength in each bin of confidence follows the calibration there."""
+"""AdaFocal: a focal loss whose strength in each confidence bin depends on its calibration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from calibrators.losses.focal import powered
 
 
 class AdaFocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``; p is the label's.
+    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, with p of the label.
 
-    Each sample has the gamma of the bin of ``state`` into which its p falls; neither
-    bin nor gamma carries a gradient. Set ``state`` after each validation pass; it is part of
+    The gamma of a sample is that of the bin of ``state`` that its p falls in; neither the bin nor
+    gamma carries a gradient. Set ``state`` after each validation pass. It is part of
     ``state_dict``, so that a checkpoint restores it. The parameters are the fields of
-    ``calibrators.adafocal.Settings``. Helps when training is long enough to become overconfident.
+    ``calibrators.adafocal.Settings``. It helps if training is so long that the network becomes
+    overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
     Eq. 5.
@@ -50,12 +51,12 @@ class AdaFocalLoss(WeightedCrossEntropy):
             raise ParameterError("bad_parameter", "pass either a state or settings, not both")
         known = field_hints(Settings)
         for name in settings.keys() - known.keys():
-            raise TypeError(f"unknown setting {name!r}: the settings are {', '.join(known)}")
+            raise TypeError(f"unknown setting {name!r}: known settings are {', '.join(known)}")
         self.state = AdaFocalState.begin(Settings(**settings)) if state is None else state
 
     @property
     def state(self) -> AdaFocalState:
-        """The current edges and gammas; set it after each update."""
+        """The current edges and gammas; assign a new state after each update."""
         return self._state
 
     @state.setter
@@ -69,11 +70,11 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of the settings and of the parameters of every loss."""
+        """Return the annotated types of the settings and of the parameters of all losses."""
         return {**field_hints(Settings), **super().hyper_parameters()}
 
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses of rows with these surprisals."""
+        """Return the losses (n,) of rows whose labels have these surprisals."""
         return powered(surprisal, self._gammas(torch.exp(-surprisal.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return f"bins={self.state.settings.bins}, step={self.state.step}"
 
     def _gammas(self, probability: Tensor) -> Tensor:
-        """Return the gamma for each sample from the probability of its label."""
+        """Return the gamma of each sample, given the probability of its label."""
         edges, gammas, accuracy = self._on(probability)
         place = torch.bucketize(probability, edges, right=True)
         settings = self.state.settings
@@ -99,7 +100,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return gammas[place]
 
     def _on(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Return inner edges, gammas and accuracies with the device and dtype of the batch."""
+        """Return the inner edges, gammas and accuracies with the device and dtype of the batch."""
         place = (like.device, like.dtype)
         if place not in self._tables:
             state = self.state
@@ -111,11 +112,11 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """Memoryless predecessor of AdaFocal: gamma is ``exp(rate (C - A))`` of its bin.
+    """Memoryless predecessor of AdaFocal, whose gammas are ``exp(rate (C - A))`` of their bin.
 
-    With ``per_sample`` the sample's own p takes the place of C. As in the paper, gammas have no
-    bound: ``gamma_max`` is AdaFocal's. Helps, as an ablation, to measure what AdaFocal's memory
-    adds. Its gammas are never negative, so it cannot raise confidence.
+    With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
+    upper bound; ``gamma_max`` only applies to AdaFocal. It helps as an ablation that shows the
+    effect of AdaFocal's memory. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:
     Eq. 3, and Eq. 2 with ``per_sample``.
@@ -146,7 +147,7 @@ class CalFocalLoss(AdaFocalLoss):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of its own parameter and of those it shares with AdaFocal."""
+        """Return the annotated types of ``per_sample`` and of parameters shared with AdaFocal."""
         inherited = super().hyper_parameters()
         names = ("bins", "rate", "reduction", "ignore_index")
         return {"per_sample": bool, **{name: inherited[name] for name in names}}

@@ -1,10 +1,10 @@
 """Base classes for losses: torch modules that are dataclasses of their parameters.
 
-A loss is called as ``loss(logits, labels)``: logits (n, k), or (n, k, d1, ...) as in segmentation,
-labels (n,) or (n, d1, ...), as in torch's ``cross_entropy``. Half precision is computed in
-float32, even under autocast. Labels equal to ``ignore_index`` do not count, neither in a mean nor
-in the statistics of a batch that some losses use. A logit of -inf rules a class out; a loss that
-requires some probability of that class is infinite, like cross-entropy if it is the label.
+A loss is called as ``loss(logits, labels)``. As in torch's ``cross_entropy``, logits are (n, k), or
+(n, k, d1, ...) for segmentation, and labels are (n,) or (n, d1, ...). Half precision is computed in
+float32, even under autocast. Labels equal to ``ignore_index`` count neither in a mean nor in the
+batch statistics that some losses use. A class whose logit is -inf has probability 0; a loss that
+needs this probability to be positive is then infinite, like cross-entropy for the label.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ BLOCK = 64
 
 @dataclass(eq=False, repr=False)
 class Loss(torch.nn.Module):
-    """Base class for all losses: ``losses`` returns one number for each row that counts.
+    """Base class for all losses; ``losses`` returns a number for each row that counts.
 
-    A term that belongs to the whole batch is added to the number of every row, so that the mean,
-    the sum and the single numbers agree.
+    A term that belongs to the whole batch is added to the number of every row, so that the
+    reductions "mean", "sum" and "none" agree.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     takes: ClassVar[frozenset[str]] = frozenset()  # inputs in addition to logits and labels
-    quadratic: ClassVar[bool] = False  # whether its cost grows with the square of the rows
+    quadratic: ClassVar[bool] = False  # whether the cost grows with the square of the batch size
 
     _: KW_ONLY
     reduction: Reduction = "mean"
@@ -50,12 +50,12 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row (n,), from logits (n, k) and labels (n,) that all count."""
+        """Return the loss of each row (n,), given logits (n, k) and labels (n,) that all count."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of a batch; ``more`` may hold ``embeddings`` and ``index``.
+        """Return the loss of a batch; ``more`` may contain ``embeddings`` and ``index``.
 
-        Losses ignore inputs that they do not take, so that all can be called the same way.
+        Losses ignore the inputs that they do not need, so that all can be called in the same way.
         """
         check_batch(logits, labels)
         _check_names(more)
@@ -79,7 +79,7 @@ class Loss(torch.nn.Module):
     ) -> Tensor:
         """Return the losses of the rows that count, and 0 for the others."""
         some = rows[counts]
-        losses = some.sum(dim=1)  # without rows it is empty, but has a gradient
+        losses = some.sum(dim=1)  # empty if no row counts, but it has a gradient
         if len(some) or self.needs_all_ranks:
             chosen = {name: value[counts] for name, value in extra.items()}
             losses = self.losses(some, labels[counts], **chosen)
@@ -87,12 +87,12 @@ class Loss(torch.nn.Module):
 
     @property
     def learns(self) -> bool:
-        """True in training mode: losses with a memory record training batches only."""
+        """True in training mode; losses with a memory only record training batches."""
         return self.training and torch.is_grad_enabled()
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether all ranks must take part in each batch, even without a row that counts."""
+        """True if all ranks must take part in each batch, even if no row of a rank counts."""
         return False
 
     def next_epoch(self) -> None:
@@ -107,7 +107,7 @@ class Loss(torch.nn.Module):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of its parameters by name, shared ones last."""
+        """Return the annotated types of the parameters by name; those of all losses come last."""
         kind: Any = cls
         base: Any = Loss
         own = {
@@ -122,17 +122,17 @@ class Loss(torch.nn.Module):
 
 @dataclass(eq=False, repr=False)
 class WeightedCrossEntropy(Loss):
-    """Base class for losses that are a function of the label's probability alone.
+    """Base class for losses that only depend on the probability of the label.
 
     They use torch's fused cross-entropy and are about as fast.
     """
 
     @abstractmethod
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses of rows whose labels have the probability exp(-surprisal)."""
+        """Return the losses (n,) of rows whose labels have the probability exp(-surprisal)."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         return self.weighted(F.cross_entropy(logits, labels, reduction="none"))
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
@@ -156,10 +156,10 @@ def widened(logits: Tensor) -> Tensor:
 
 
 def argmax(values: Tensor) -> Tensor:
-    """Return the column of the largest value in each row (n,), the first in case of ties.
+    """Return the column of the largest value in each row (n,), or the first of tied columns.
 
-    torch's ``amax`` is ten times faster than its ``argmax``, so first find the block of columns
-    that contains the maximum, then the position within it.
+    torch's ``amax`` is ten times faster than its ``argmax``. The block of columns that contains the
+    maximum is therefore found first, then the position within it.
     """
     blocks = values.shape[1] // BLOCK
     if blocks < 2:
@@ -175,7 +175,7 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def check_batch(logits: Tensor, labels: Tensor) -> None:
-    """Raise unless these are logits of at least two classes with matching labels."""
+    """Raise unless ``logits`` have at least two classes and ``labels`` match them."""
     for name, value in (("logits", logits), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise DataError("bad_input", f"{name} must be a tensor, got {type(value).__name__}")
@@ -195,20 +195,20 @@ def differentiable_gradient(
 ) -> Tensor:
     """Return the gradient of ``plain`` in a form that can be differentiated again.
 
-    For losses with an explicit gradient, when a second derivative is needed.
+    Losses with an explicit gradient use it if a second derivative is needed.
     """
     (slope,) = torch.autograd.grad(plain(at), at, grad_output, create_graph=True)
     return slope
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Return logits, or embeddings, as (n, k)."""
+    """Return logits or embeddings as a float tensor (n, k)."""
     wide = widened(logits)
     return wide if wide.dim() == 2 else wide.movedim(1, -1).reshape(-1, wide.shape[1])
 
 
 def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raise if a label is out of range; on a GPU, torch does, as a check here would sync."""
+    """Raise if a label is out of range; on a GPU, torch raises, as a check here would sync."""
     if labels.device.type != "cpu" or not labels.numel():
         return
     low, high = (int(one) for one in labels.aminmax())
@@ -219,8 +219,8 @@ def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
     if bool(wrong.any()):
         raise DataError(
             "label_out_of_range",
-            f"labels must be from 0 to {logits.shape[1] - 1}, or ignore_index {ignore_index}: "
-            f"{int(wrong.sum())} are not, the first is {int(labels[wrong][0])}",
+            f"labels must be from 0 to {logits.shape[1] - 1}, or ignore_index {ignore_index}; "
+            f"{int(wrong.sum())} are not, the first of them is {int(labels[wrong][0])}",
         )
 
 
@@ -234,7 +234,7 @@ def _check_names(more: dict[str, Any]) -> None:
 
 
 def _extra_input(name: str, value: Any, labels: Tensor) -> Tensor:
-    """Return embeddings (n, d, ...) as rows, or an index (n, ...) flattened."""
+    """Return embeddings (n, d, ...) as rows (n, d), or a flattened index."""
     shape = tuple(getattr(value, "shape", ()))
     wanted = tuple(labels.shape)
     if isinstance(value, Tensor) and value.is_floating_point() == (name == "embeddings"):

@@ -14,14 +14,16 @@ from calibrators.errors import DataError, ParameterError
 from calibrators.fitting.parameters import check_fields
 from calibrators.losses.base import widened
 
-SMALLEST = 1e-6  # smallest norm of an embedding that has a direction
+SMALLEST = 1e-6  # embeddings with a smaller norm are not scaled to unit length
 
 
 def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss for each anchor (n,), on L2-normalised embeddings.
+    """Return the supervised contrastive loss of each anchor (n,), on L2-normalised embeddings.
 
-    ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``; 0 for
-    an anchor without a positive. Reference: Khosla et al., Supervised contrastive learning, 2020.
+    It is ``-1/|P| sum over positives of log(exp(e_i e_p / t) / sum over others exp(e_i e_a / t))``,
+    or 0 for an anchor without a positive.
+
+    Reference: Khosla et al., Supervised contrastive learning, 2020.
     """
     unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     similar = unit @ unit.T / temperature
@@ -36,12 +38,13 @@ def contrastive(embeddings: Tensor, labels: Tensor, temperature: float) -> Tenso
 class SupervisedContrastive(torch.nn.Module):
     """The supervised contrastive loss of two augmented views of a batch: RefCal's first stage.
 
-    Called as ``loss(first, second, labels)``: the outputs (n, d) of the projection head for both
-    views, and labels (n,). All 2n embeddings are L2-normalised; the other view of a sample and both
-    views of each sample with its label are its positives. In the second stage, the encoder is
-    frozen, the projection head is discarded, and a linear head is trained with any loss of
-    ``make_loss`` (see the guide on training). ``RefCalLoss`` has the same term in one stage. With
-    several ranks, each contrasts its own batch. The cost is quadratic in the batch.
+    It is called as ``loss(first, second, labels)`` with the outputs (n, d) of the projection head
+    for both views, and labels (n,). All 2n embeddings are L2-normalised. The positives of a view
+    are the other view of the same sample, and both views of every other sample with the same label.
+    In the second stage, the encoder is frozen, the projection head is discarded, and a linear head
+    is trained with any loss of ``make_loss`` (see the guide on training). ``RefCalLoss`` uses the
+    same term in a single stage. With several ranks, each rank contrasts only its own batch. The
+    cost is quadratic in the batch size.
 
     References: Khosla et al., Supervised contrastive learning, 2020, Eq. 2 (the authors' code
     multiplies it by t / 0.07); Hebbalaguppe et al., Enhancing deep neural network reliability with
@@ -82,8 +85,8 @@ class SupervisedContrastive(torch.nn.Module):
 def projection_head(width: int, size: int = 128) -> torch.nn.Sequential:
     """Return the network between an encoder and the contrastive loss: linear, ReLU, linear.
 
-    ``width`` is that of the encoder's output and of the hidden layer. It is only used in the first
-    stage.
+    ``width`` is the width of the encoder's output and of the hidden layer. The network is only used
+    in the first stage.
 
     >>> projection_head(16)(torch.zeros(2, 16)).shape
     torch.Size([2, 128])

@@ -1,4 +1,4 @@
-"""CRL: rank confidences by how often each sample has been classified correctly so far."""
+"""CRL: cross-entropy plus a loss that ranks confidence by how often samples were correct so far."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from calibrators.losses.selective_risk import Score, confidence_score
 class CorrectnessRankingLoss(Loss):
     """Cross-entropy + weight * ``max(0, |h_i - h_j| - sign(h_i - h_j)(s_i - s_j))``, j after i.
 
-    h is the share of epochs so far in which the network classified a training sample correctly, s
-    its confidence score; pairs are neighbours in the batch. Takes the samples' positions in the
-    training set, ``loss(logits, labels, index=index)``; call ``next_epoch()`` after each epoch. The
-    history is part of ``state_dict``. After ``eval()`` it is cross-entropy without ``index``, for
-    samples that are not in the training set. Helps when confidence must separate correct from wrong
-    predictions.
+    h is the share of epochs so far in which the network classified a training sample correctly, and
+    s is its confidence score. Pairs are neighbours in the batch. Pass the samples' positions in the
+    training set as in ``loss(logits, labels, index=index)``, and call ``next_epoch()`` after each
+    epoch. The history is part of ``state_dict``. After ``eval()``, ``index`` may be left out for
+    samples that are not in the training set; the loss is then cross-entropy. It helps if confidence
+    must separate correct from wrong predictions.
+
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 
     >>> loss = CorrectnessRankingLoss(samples=2)
@@ -55,7 +56,7 @@ class CorrectnessRankingLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, index: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the loss for each row; ``index`` (n,) are positions in the training set."""
+        """Return the loss of each row; ``index`` (n,) holds positions in the training set."""
         if index is None and self.training:
             raise DataError(
                 "no_index", "call loss(logits, labels, index=...) with the index of each sample"
@@ -80,5 +81,5 @@ class CorrectnessRankingLoss(Loss):
         return hard + self.weight * ranked
 
     def next_epoch(self) -> None:
-        """Mark the end of an epoch, whose hits now count as part of the history."""
+        """Mark the end of an epoch, whose results become part of the history."""
         self.epochs.add_(1)

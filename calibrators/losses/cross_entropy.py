@@ -14,7 +14,8 @@ from calibrators.losses.base import WeightedCrossEntropy
 class CrossEntropyLoss(WeightedCrossEntropy):
     """``-log p`` of the label.
 
-    Helps when a post-hoc map follows; long training ends overconfident.
+    It helps if a post-hoc map follows; after long training, the network is overconfident.
+
     Reference: Good, Rational decisions, 1952.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""Dual focal loss: takes the strongest wrong class into account as well."""
+"""Dual focal loss, which also takes the most probable wrong class into account."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ FAR = 1e30  # below any log-probability
 
 @dataclass(eq=False, repr=False)
 class DualFocalLoss(Loss):
-    """``-(1 - p_y + p_j)^gamma log p_y``, p_j the largest probability below p_y.
+    """``-(1 - p_y + p_j)^gamma log p_y``, where p_j is the largest probability below p_y.
 
-    Helps when focal loss ends underconfident. This is the loss of the authors' released code, by
-    which the published figures were measured: no row weighs more than 1, and p_j is 0 if no class
-    is below the label. In their paper's formula, ``as_published=False``, p_j is the largest
-    probability of the other classes, and a misclassified row weighs up to 2^gamma.
+    It helps if focal loss leads to underconfidence. This is the loss in the authors' released code,
+    with which the published results were obtained: no row has a weight above 1, and p_j is 0 if no
+    class is less probable than the label. In the formula of their paper (``as_published=False``),
+    p_j is the largest probability of the other classes, and a misclassified row has a weight of up
+    to 2^gamma.
+
     References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
-    reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j altogether where
-    p_y < p_j; the code takes the largest one below p_y).
+    reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j where p_y < p_j; the
+    code takes the largest one below p_y).
 
     >>> round(DualFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 7)
     9.78e-05
@@ -38,7 +40,7 @@ class DualFocalLoss(Loss):
     summary: ClassVar[str] = "focal loss that also considers the strongest wrong class"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         losses: Tensor = _DualPowered.apply(  # type: ignore[no-untyped-call]
             logits, labels, self.gamma, self.as_published
         )
@@ -46,9 +48,10 @@ class DualFocalLoss(Loss):
 
 
 class _DualPowered(torch.autograd.Function):
-    """The loss with an explicit gradient, which takes a third of autograd's time.
+    """The loss with an explicit gradient, which takes a third of the time of autograd.
 
-    The gradient of log p_c is ``onehot_c - p``: a row needs p, and the weights of label and rival.
+    The gradient of log p_c is ``onehot_c - p``, so a row only needs p and the weights of the label
+    and of the class j.
     """
 
     @staticmethod
@@ -59,7 +62,7 @@ class _DualPowered(torch.autograd.Function):
         log_p = torch.log_softmax(logits, dim=1)
         of_label = log_p.gather(1, place)
         if as_published:
-            # arithmetic is ten times faster than masked_fill where the mask cannot be predicted
+            # with an unpredictable mask, arithmetic is ten times faster than masked_fill
             beyond = torch.ge(log_p, of_label, out=torch.empty_like(log_p))
             runner_up = argmax(beyond.mul_(-FAR).add_(log_p))[:, None]
         else:
@@ -97,7 +100,7 @@ def _base(of_label: Tensor, rival: Tensor) -> Tensor:
 
 
 def _rival(of_label: Tensor, of_rival: Tensor, as_published: bool) -> Tensor:
-    """Return p_j; as published, 0 if no class is below the label."""
+    """Return p_j; if ``as_published``, it is 0 if no class is less probable than the label."""
     if as_published:
         return torch.where(of_rival >= of_label, 0.0, of_rival.exp())
     return of_rival.exp()

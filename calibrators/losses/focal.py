@@ -13,14 +13,14 @@ from torch import Tensor
 from calibrators.errors import CalibrationWarning
 from calibrators.losses.base import WeightedCrossEntropy, differentiable_gradient
 
-# below this value of 1 - p the gradient of its power is negligible (at 0 it is undefined)
+# smallest value of 1 - p: below it, the gradient of the power is negligible, and undefined at 0
 SMALLEST = 1e-12
 # the minimum over p of (1 + p) / (-p log p)
 STEEPEST_INVERSE = 3.591
 
 
 def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
-    """Return -log p times ``(1 - p)^gamma``, or ``(1 + p)^-gamma`` where gamma is negative.
+    """Return ``-(1 - p)^gamma log p``, or ``-(1 + p)^-gamma log p`` where gamma is negative.
 
     Gamma carries no gradient.
     """
@@ -29,7 +29,7 @@ def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
 
 
 class _Powered(torch.autograd.Function):
-    """The loss with an explicit derivative, which takes a third of autograd's time."""
+    """The loss with an explicit derivative, which takes a third of the time of autograd."""
 
     @staticmethod
     def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:
@@ -56,7 +56,7 @@ class _Powered(torch.autograd.Function):
 def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
     """Return log(1 - p), or log(1 + p) where gamma is negative.
 
-    Exact where p is near 1, and where it is near 0, which matters for very large gammas.
+    It is accurate if p is near 1, and also if p is near 0, which matters for very large gammas.
     """
     p = torch.exp(-surprisal)
     of_likely = (-torch.expm1(-surprisal)).clamp(min=SMALLEST).log()
@@ -66,16 +66,18 @@ def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
 
 
 class WrongWayGradients(CalibrationWarning):
-    """The parameter makes the loss push some samples away from their label."""
+    """With these parameters, the loss pushes some samples away from their labels."""
 
     code = "wrong_way_gradients"
 
 
 @dataclass(eq=False, repr=False)
 class FocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^gamma log p``: confident samples count less.
+    """``-(1 - p)^gamma log p``, which gives less weight to confident samples.
 
-    Helps against overconfidence, but overdoes it in short training. gamma = 0 is cross-entropy.
+    It helps against overconfidence, but leads to underconfidence in short training. gamma = 0 is
+    cross-entropy.
+
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
     Calibrating deep neural networks using focal loss, 2020.
 
@@ -89,7 +91,7 @@ class FocalLoss(WeightedCrossEntropy):
     summary: ClassVar[str] = "cross-entropy weighted by a power of 1 - p"
 
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses of rows with these surprisals."""
+        """Return the losses (n,) of rows whose labels have these surprisals."""
         return powered(surprisal, self.gamma)
 
 
@@ -97,7 +99,9 @@ class FocalLoss(WeightedCrossEntropy):
 class FLSD53Loss(WeightedCrossEntropy):
     """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
-    Helps like focal loss, with less weight on samples that are far from being learned.
+    It helps in the same way as focal loss, and gives less weight to samples that are far from
+    learned.
+
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
 
     >>> round(FLSD53Loss()(torch.tensor([[0.0, 2.0]]), torch.tensor([0])).item(), 4)
@@ -108,17 +112,18 @@ class FLSD53Loss(WeightedCrossEntropy):
     summary: ClassVar[str] = "focal loss with a larger gamma for unlikely labels"
 
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses of rows with these surprisals."""
+        """Return the losses (n,) of rows whose labels have these surprisals."""
         gamma = torch.where(torch.exp(-surprisal.detach()) < 0.2, 5.0, 3.0)
         return powered(surprisal, gamma)
 
 
 @dataclass(eq=False, repr=False)
 class InverseFocalLoss(WeightedCrossEntropy):
-    """``-(1 + p)^gamma log p``: confident samples count more.
+    """``-(1 + p)^gamma log p``, which gives more weight to confident samples.
 
-    Helps underconfident networks, or before a post-hoc map. Above gamma = 3.591 the
+    It helps if a network is underconfident, or if a post-hoc map follows. Above gamma = 3.591, the
     gradient has the wrong sign for some p.
+
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
 
     >>> round(InverseFocalLoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -134,12 +139,12 @@ class InverseFocalLoss(WeightedCrossEntropy):
         super().__post_init__()
         if self.gamma > STEEPEST_INVERSE:
             warnings.warn(
-                f"with gamma {self.gamma} some samples are pushed away from their label: "
-                f"keep it below {STEEPEST_INVERSE}",
+                f"with gamma {self.gamma}, some samples are pushed away from their labels: "
+                f"use a gamma below {STEEPEST_INVERSE}",
                 WrongWayGradients,
                 stacklevel=3,
             )
 
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses of rows with these surprisals."""
+        """Return the losses (n,) of rows whose labels have these surprisals."""
         return powered(surprisal, -self.gamma)

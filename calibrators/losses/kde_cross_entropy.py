@@ -17,11 +17,14 @@ from calibrators.losses.base import Loss
 class KDECrossEntropyLoss(Loss):
     """Cross-entropy + weight * ``mean_j |sum_i!=j w_ji y_i - p_j|_1``, w from a Dirichlet kernel.
 
-    ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters ``p_i
-    / bandwidth + 1``: the estimate of E[y | p_j] from the other rows. The cost is quadratic in the
-    batch and linear in the classes. Helps when all probabilities must be right, not only the
-    largest. The paper uses weights 0.3 (CIFAR-10) and 0.5 (CIFAR-100). Reference: Popordanoska et
-    al., A consistent and differentiable Lp canonical calibration error estimator, 2022.
+    ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters
+    ``p_i / bandwidth + 1``, so the sum estimates E[y | p_j] from the other rows. The cost is
+    quadratic in the batch size and linear in the number of classes. It helps if all probabilities
+    must be calibrated, not only the largest. The paper uses weights of 0.3 (CIFAR-10) and 0.5
+    (CIFAR-100).
+
+    Reference: Popordanoska et al., A consistent and differentiable Lp canonical calibration error
+    estimator, 2022.
 
     >>> logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> round(KDECrossEntropyLoss()(logits, torch.tensor([0, 0, 1])).item(), 3)
@@ -39,7 +42,7 @@ class KDECrossEntropyLoss(Loss):
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         hard = F.nll_loss(log_p, labels, reduction="none")
         if len(labels) < 2:
@@ -50,7 +53,7 @@ class KDECrossEntropyLoss(Loss):
         p = log_p.exp()
         excess = p / self.bandwidth
         scale = torch.lgamma(excess.sum(dim=1) + p.shape[1]) - torch.lgamma(excess + 1).sum(dim=1)
-        # keeps the logarithm of the density finite: p is raised to at least 1e-30
+        # p is clamped to at least 1e-30, so that the logarithm of the density is finite
         density = log_p.clamp(min=-69.0) @ excess.T + scale
         itself = torch.eye(len(p), dtype=torch.bool, device=p.device)
         shares = torch.softmax(density.masked_fill(itself, -torch.inf), dim=1)

@@ -16,8 +16,9 @@ from calibrators.losses.base import Loss
 class LabelSmoothingLoss(Loss):
     """``(1 - e) (-log p_y) + e / k sum_c (-log p_c)``.
 
-    Helps when a network is overconfident; it affects all rows alike, which degrades the ranking by
-    confidence. The papers use e = 0.1 or 0.05.
+    It helps if a network is overconfident. It affects all rows in the same way, which degrades the
+    ranking by confidence. The papers use e = 0.1 or 0.05.
+
     Reference: Szegedy et al., Rethinking the inception architecture for computer vision, 2016.
 
     >>> import torch
@@ -31,5 +32,5 @@ class LabelSmoothingLoss(Loss):
     summary: ClassVar[str] = "cross-entropy against smoothed labels"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)

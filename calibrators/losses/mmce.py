@@ -1,4 +1,4 @@
-"""MMCE: a kernel measure of the gap between confidence and correctness, added to cross-entropy."""
+"""MMCE: cross-entropy plus a kernel measure of the gap between confidence and correctness."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ SMALLEST = 1e-12
 class MMCELoss(Loss):
     """Cross-entropy + weight * ``sqrt(sum_ij (a_i - c_i)(a_j - c_j) k(c_i, c_j)) / n``.
 
-    c is the confidence, a the correctness (without gradient), k(c, c') = exp(-|c - c'| / width).
-    Its cost is quadratic in the batch. Helps when batches are large enough to show a gap between
-    confidence and accuracy. The papers use weight 4 (ImageNet 2).
+    Here c is the confidence, a the correctness (without gradient), and
+    k(c, c') = exp(-|c - c'| / width). The cost is quadratic in the batch size. It helps if batches
+    are large enough to show a gap between confidence and accuracy. The papers use a weight of 4, or
+    2 on ImageNet.
+
     Reference: Kumar et al., Trainable calibration measures for neural networks from kernel mean
     embeddings, 2018.
 
@@ -39,7 +41,7 @@ class MMCELoss(Loss):
     quadratic: ClassVar[bool] = True
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         confidence, predicted = torch.softmax(logits, dim=1).max(dim=1)
         gap = (predicted == labels).to(confidence.dtype) - confidence
         kernel = torch.exp(-(confidence[:, None] - confidence).abs() / self.width)

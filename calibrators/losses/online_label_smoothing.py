@@ -1,4 +1,4 @@
-"""Online label smoothing: soft labels learned in the previous epoch."""
+"""Online label smoothing: cross-entropy with soft labels learned in the previous epoch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from calibrators.losses.base import Loss
 
 @dataclass(eq=False, repr=False)
 class OnlineLabelSmoothingLoss(Loss):
-    """``hard (-log p_y) + (1 - hard) (-sum_c S_yc log p_c)``, S the soft label of each class.
+    """``hard (-log p_y) + (1 - hard) (-sum_c S_yc log p_c)``, where S_y is a soft label.
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
-    previous epoch (at first uniform). Call ``next_epoch()`` after each epoch; the soft labels, two
-    k x k tables, are part of ``state_dict``. Helps when some classes resemble each
-    other: they share the smoothing.
+    previous epoch, and uniform in the first epoch. Call ``next_epoch()`` after each epoch. The soft
+    labels of this epoch and the next, two k x k tables, are part of ``state_dict``. It helps if
+    some classes resemble each other, because most of the smoothing then goes to similar classes.
+
     Reference: Zhang et al., Delving deep into label smoothing, 2021.
 
     >>> loss = OnlineLabelSmoothingLoss(classes=2)
@@ -46,7 +47,7 @@ class OnlineLabelSmoothingLoss(Loss):
         self.seen = torch.nn.Buffer(torch.zeros(self.classes, self.classes))
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         if logits.shape[1] != self.classes:
             raise DataError(
                 "bad_shape", f"logits must have {self.classes} columns, got {logits.shape[1]}"
@@ -62,13 +63,13 @@ class OnlineLabelSmoothingLoss(Loss):
         return self.hard * hard + (1 - self.hard) * soft
 
     def _apply(self, *how: Any, **more: Any) -> Any:
-        """Move with the network, but stay in float32: sums stall in half precision."""
+        """Move with the network, but stay in float32, as sums stagnate in half precision."""
         super()._apply(*how, **more)  # type: ignore[no-untyped-call]
         self.soft.data, self.seen.data = self.soft.data.float(), self.seen.data.float()
         return self
 
     def next_epoch(self) -> None:
-        """Make the mean predictions of this epoch the soft labels of the next."""
+        """Use the mean predictions of this epoch as the soft labels of the next one."""
         total = self.seen.sum(dim=1, keepdim=True)
         self.soft.copy_(torch.where(total > 0, self.seen / total.clamp(min=1e-12), self.soft))
         self.seen.zero_()

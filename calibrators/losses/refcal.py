@@ -1,4 +1,4 @@
-"""RefCal: train refined embeddings and calibrated logits together."""
+"""RefCal: a contrastive loss for the embeddings plus any loss for the logits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from calibrators.losses.contrastive import SMALLEST, contrastive
 
 
 def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Return the hard-pair refinement loss for each anchor (n,).
+    """Return the hard-pair refinement loss of each anchor (n,).
 
-    ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on L2-normalised
-    embeddings; 0 for an anchor that lacks either. ``contrastive`` is an upper bound at temperatures
-    up to 1 (Lemma 2 of the source), but not above.
+    It is ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on
+    L2-normalised embeddings, or 0 for an anchor without positives or negatives. ``contrastive`` is
+    an upper bound of it at temperatures up to 1 (Lemma 2 of the source), but not above.
     """
     unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     half = 1 - unit @ unit.T
@@ -35,12 +35,13 @@ def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
 class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
-    Called as ``loss(logits, labels, embeddings=embeddings)``, embeddings (n, d) from the layer
-    before the last. Helps the order of the confidences in the balanced task of
-    docs/studies/losses.md, but not in its long tail, for which it is meant. ``hard_pairs`` uses the
-    refinement loss itself in place of its bound. The source gives no constants; temperature 0.1 and
-    weight 1 are our choice. The cost is quadratic in the batch. The authors' code trains in two
-    stages instead: see ``SupervisedContrastive``.
+    It is called as ``loss(logits, labels, embeddings=embeddings)`` with embeddings (n, d) from the
+    penultimate layer. It helps the ranking by confidence in the balanced task of
+    docs/studies/losses.md, but not in its long-tailed task, for which the method is meant.
+    ``hard_pairs`` uses the refinement loss itself in place of its bound. The source gives no
+    constants; a temperature of 0.1 and a weight of 1 are our choice. The cost is quadratic in the
+    batch size. The authors' code trains in two stages instead; see ``SupervisedContrastive``.
+
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.
 
@@ -76,7 +77,7 @@ class RefCalLoss(Loss):
     def losses(
         self, logits: Tensor, labels: Tensor, embeddings: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """Return the loss for each row; ``embeddings`` are (n, d)."""
+        """Return the loss of each row; ``embeddings`` are (n, d)."""
         if embeddings is None:
             raise DataError(
                 "no_embeddings",
@@ -92,7 +93,7 @@ class RefCalLoss(Loss):
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether the loss on the logits needs all ranks."""
+        """True if the loss on the logits needs all ranks."""
         return self.calibration.needs_all_ranks
 
     def next_epoch(self) -> None:

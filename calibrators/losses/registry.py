@@ -1,4 +1,4 @@
-"""Losses by name, found by scanning this folder: to add a loss, add a file."""
+"""Losses by name, found by scanning this folder; to add a loss, add a file here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from calibrators.scan import classes_of
 
 @cache
 def all_losses() -> dict[str, type[Loss]]:
-    """Return every loss class by name."""
+    """Return all loss classes by name."""
     package = importlib.import_module(__package__ or "")
     found = classes_of(package, Loss)  # type: ignore[type-abstract]
     return {one.name: one for one in found if "name" in vars(one)}
@@ -49,7 +49,7 @@ def make_loss(name: str, **params: Any) -> Loss:
 
 
 def needed(name: str) -> frozenset[str]:
-    """Return the parameters of a loss that have no default: sizes that it needs beforehand.
+    """Return the names of a loss's parameters that have no default, such as sizes.
 
     >>> sorted(needed("online_label_smoothing"))
     ['classes']

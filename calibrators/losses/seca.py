@@ -1,4 +1,4 @@
-"""SECA: the mean prediction of each class as a second, soft label."""
+"""SECA: cross-entropy with the mean prediction of each class as a second, soft label."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from torch import Tensor
 from calibrators.errors import CalibrationWarning
 from calibrators.losses.base import Loss
 
-FEWEST = 16  # samples; smaller batches are not checked for company
+FEWEST = 16  # smaller batches are not checked for classes with a single sample
 
 
 class AloneInClass(CalibrationWarning):
-    """Most samples in a batch are the only one of their class."""
+    """Most samples in a batch are the only sample of their class."""
 
     code = "alone_in_class"
 
 
 @dataclass(eq=False, repr=False)
 class SECALoss(Loss):
-    """``-sum_c (1[c = y] + mu_yc) log p_c``, mu_j the mean of p over class j.
+    """``-sum_c (1[c = y] + mu_yc) log p_c``, where mu_j is the mean of p over class j.
 
-    No parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the gradient
-    with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
-    its class in the batch gets the gradient of cross-entropy; a warning says so if this is true of
-    most samples of the first training batch. In training under torch.distributed, means are over
-    the batches of all ranks, which must then all call the loss equally often; ``all_ranks=False``
-    keeps them local. Helps when training from scratch must end calibrated without a held-out set.
+    There is no parameter to tune. mu carries no gradient, and the target sums to 2 on purpose: the
+    gradient with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
+    its class in the batch gets the gradient of cross-entropy; a warning is issued if this applies
+    to most samples of the first training batch. With torch.distributed, training uses the means
+    over the batches of all ranks, so all ranks must call the loss equally often;
+    ``all_ranks=False`` uses the means of each rank's own batch. It helps if a network is trained
+    from scratch and must be calibrated without a held-out set.
+
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
     >>> round(SECALoss()(torch.tensor([[2.0, 0.0]]), torch.tensor([0])).item(), 4)
@@ -49,22 +51,22 @@ class SECALoss(Loss):
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether the class means of this batch are over all ranks."""
+        """True if the class means of this batch are computed over all ranks."""
         return self.all_ranks and self.learns and torch.distributed.is_initialized()
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
-        together = self.needs_all_ranks
-        # the first batch, of all ranks alike: the check exchanges counts
-        if self.learns and not self._is_checked and (together or len(labels) >= FEWEST):
+        """Return the loss of each row."""
+        across_ranks = self.needs_all_ranks
+        # all ranks must check the same batch, the first one, as the check exchanges counts
+        if self.learns and not self._is_checked and (across_ranks or len(labels) >= FEWEST):
             self._is_checked = True
-            _warn_if_alone(labels, logits.shape[1], together)
-        losses: Tensor = _SelfGuided.apply(logits, labels, together)  # type: ignore[no-untyped-call]
+            _warn_if_alone(labels, logits.shape[1], across_ranks)
+        losses: Tensor = _SelfGuided.apply(logits, labels, across_ranks)  # type: ignore[no-untyped-call]
         return losses
 
 
 class _SelfGuided(torch.autograd.Function):
-    """The loss with an explicit gradient, which needs half the passes of autograd."""
+    """The loss with an explicit gradient, which needs half as many passes as autograd."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
@@ -90,23 +92,24 @@ class _SelfGuided(torch.autograd.Function):
         return slope * grad_output[:, None], None, None
 
 
-def _warn_if_alone(labels: Tensor, classes: int, together: bool) -> None:
-    """Warn if most samples of a batch are the only one of their class."""
+def _warn_if_alone(labels: Tensor, classes: int, across_ranks: bool) -> None:
+    """Warn if most samples of a batch are the only sample of their class."""
     counts = torch.bincount(labels, minlength=classes)
-    if together:
+    if across_ranks:
         torch.distributed.all_reduce(counts)
     alone = int((counts[labels] == 1).sum())
     if len(labels) >= FEWEST and 2 * alone > len(labels):
         warnings.warn(
-            f"{alone} of {len(labels)} samples are the only one of their class in this batch: SECA "
-            "is cross-entropy for them. Use larger batches, or draw several samples of each class",
+            f"{alone} of {len(labels)} samples are the only sample of their class in this batch: "
+            "SECA is cross-entropy for them. Use larger batches, or draw several samples of each "
+            "class",
             AloneInClass,
             stacklevel=6,
         )
 
 
 def _class_means(p: Tensor, labels: Tensor, all_ranks: bool) -> Tensor:
-    """Return for each sample the mean of p over its class (n, k)."""
+    """Return, for each sample, the mean of p over its class, (n, k)."""
     counts = torch.bincount(labels, minlength=p.shape[1])
     if all_ranks:
         torch.distributed.all_reduce(counts)

@@ -23,13 +23,13 @@ SMALLEST = 1e-6
 
 
 def confidence_score(log_p: Tensor, score: Score) -> Tensor:
-    """Return each row's score: largest probability, lead over the second, or minus the entropy."""
+    """Return each row's score: the largest probability, the margin, or minus the entropy."""
     if score == "msp":
         return log_p.amax(dim=1).exp()
     if score == "margin":
         first, second = log_p.topk(2, dim=1).values.exp().unbind(dim=1)
         return first - second
-    # log p is bounded, because the product has no gradient at -inf
+    # log p is clamped because the product has no gradient at -inf
     return (log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=1)
 
 
@@ -37,27 +37,29 @@ def confidence_score(log_p: Tensor, score: Score) -> Tensor:
 class SelectiveRiskLoss(Loss):
     """AU: the area under the risk-coverage curve, restricted to the less confident rows.
 
-    Each row's cross-entropy is weighted by ``beta = -C ln(1 - G(min(s, tau)))``: s its confidence
-    score, G the batch's distribution of s smoothed by ``smoothing`` (nu) over ``bins`` equal bins
-    of the score's range, tau the ``coverage``-quantile of s, C = 1 / G(tau). The cost is O(n bins),
-    without a sort. Helps when predictions below a threshold are deferred: the most confident rows
-    count most, up to tau, beyond which more confidence gains nothing.
+    The cross-entropy of each row is weighted by ``beta = -C ln(1 - G(min(s, tau)))``. Here s is the
+    confidence score of the row, G the distribution of s in the batch, smoothed by ``smoothing``
+    (nu) over ``bins`` equal bins of the score's range, tau the ``coverage``-quantile of s, and
+    C = 1 / G(tau). The cost is O(n bins), without a sort. It helps if predictions below a threshold
+    are deferred. The weight rises with the confidence up to tau and is constant beyond.
 
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
-    ``weight_gradient`` can get stuck, because it lowers its weights by lowering its confidence;
-    then the first ``warm_up`` batches can be plain cross-entropy. The label's logit of a correctly
-    classified row is pushed down where ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))``, for the
-    score ``msp``. As ``G' <= G (1 - G) / nu``, ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, none
-    is if ``nu >= 1/e``; training with a smaller nu warns (``WrongWayGradients``). See
-    ``safe_smoothing`` for other scores.
+    ``weight_gradient`` can get stuck, because it reduces its weights by reducing its confidence. To
+    avoid this, set ``warm_up``, the number of first batches that use plain cross-entropy.
+
+    For the score ``msp``, the label's logit of a correctly classified row is pushed down where
+    ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))``. Because ``G' <= G (1 - G) / nu``,
+    ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, this does not happen if ``nu >= 1/e``. Training
+    with a smaller nu issues a ``WrongWayGradients`` warning. See ``safe_smoothing`` for other
+    scores.
 
     ``normalise=False`` leaves out C. ``accumulate`` counts the scores of all training batches since
     ``next_epoch()``. ``second_softmax`` computes the score from the softmax of p. The authors' code
-    has 64 bins and all of these at once: ``weight_gradient``, ``threshold_gradient``,
-    ``accumulate``, ``second_softmax`` (for ``neg_entropy`` it divides the score by ln k instead, so
-    that its nu is nu ln k here) and ``normalise=False``; it also keeps G within
-    [1/(n + 1), n/(n + 1)] for batches of n.
+    uses 64 bins and all of these options at the same time: ``weight_gradient``,
+    ``threshold_gradient``, ``accumulate``, ``second_softmax`` (for ``neg_entropy``, it divides the
+    score by ln k instead, so that its nu is nu ln k here) and ``normalise=False``. It also clips G
+    to [1/(n + 1), n/(n + 1)] for batches of n rows.
 
     Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
     focal loss, 2025, Eq. 19 to 23 and 36.
@@ -86,7 +88,7 @@ class SelectiveRiskLoss(Loss):
         if self.threshold_gradient and not self.weight_gradient:
             raise ParameterError(
                 "bad_parameter",
-                "threshold_gradient needs weight_gradient=True: the threshold is part of the "
+                "threshold_gradient needs weight_gradient=True, as the threshold is part of the "
                 "weights",
             )
         self.batches = torch.nn.Buffer(torch.tensor(0))
@@ -94,7 +96,7 @@ class SelectiveRiskLoss(Loss):
         self._is_checked = False
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         surprisal = F.nll_loss(log_p, labels, reduction="none")
         if self.learns:
@@ -109,7 +111,7 @@ class SelectiveRiskLoss(Loss):
         return self._weights(score, logits.shape[1]) * surprisal
 
     def next_epoch(self) -> None:
-        """Mark the end of an epoch: accumulated counts begin again."""
+        """Mark the end of an epoch and reset the accumulated counts."""
         self.counts.zero_()
 
     def _weights(self, score: Tensor, classes: int) -> Tensor:
@@ -130,7 +132,7 @@ class SelectiveRiskLoss(Loss):
         return weights / below(tau.detach()).clamp(min=SMALLEST) if self.normalise else weights
 
     def _share_of_bins(self, score: Tensor, low: float, high: float) -> Tensor:
-        """Return the share of the scores in each bin: of this batch, or of the epoch so far."""
+        """Return the share of scores in each bin, for this batch or for the epoch so far."""
         counts = torch.histc(score, self.bins, low, high)
         if not self.accumulate:
             return counts / len(score)
@@ -140,15 +142,15 @@ class SelectiveRiskLoss(Loss):
         return counts.to(score.dtype) / counts.sum()
 
     def _check_smoothing(self, classes: int) -> None:
-        """Warn in the first training batch if labels of correct rows can be pushed down."""
+        """Warn in the first training batch if correct rows can be pushed away from their labels."""
         if self._is_checked or not self.weight_gradient:
             return
         self._is_checked = True
         needed = safe_smoothing(self.score, classes, second_softmax=self.second_softmax)
         if needed is not None and self.smoothing < needed:
             warnings.warn(
-                f"with smoothing {self.smoothing} the weight gradient can push correctly "
-                f"classified samples away from their label: use at least {needed:.3f} "
+                f"with smoothing {self.smoothing}, the weight gradient can push correctly "
+                f"classified samples away from their labels: use at least {needed:.3f} "
                 f"(score {self.score}, {classes} classes), or weight_gradient=False",
                 WrongWayGradients,
                 stacklevel=6,
@@ -156,11 +158,12 @@ class SelectiveRiskLoss(Loss):
 
 
 def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) -> float | None:
-    """Return the smoothing from which no correctly classified row is pushed down.
+    """Return the smallest smoothing with which no correct row is pushed away from its label.
 
-    ``a/e`` where the score s grows by at most ``a p (1 - p)`` with the label's logit: a = 1 for
-    ``msp``, 2 for ``margin``; with a second softmax e / (e + k - 1) and (e + 1) / (e + k - 1). None
-    for ``neg_entropy``, for which no bound is known. It holds if tau carries no gradient.
+    It is ``a/e``, where a is such that the score s grows by at most ``a p (1 - p)`` per unit of the
+    label's logit: 1 for ``msp`` and 2 for ``margin``, or e / (e + k - 1) and (e + 1) / (e + k - 1)
+    with a second softmax. It is None for ``neg_entropy``, for which no bound is known. The bound
+    holds if tau carries no gradient.
 
     >>> round(safe_smoothing("msp", 10), 3), round(safe_smoothing("margin", 10), 3)
     (0.368, 0.736)
@@ -177,7 +180,7 @@ def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) 
 
 
 def _quantile(values: Tensor, share: float) -> Tensor:
-    """Return torch.quantile, without its sort and its row limit."""
+    """Return the same value as ``torch.quantile``, without sorting and without its row limit."""
     place = share * (len(values) - 1)
     low, high = (values.kthvalue(int(one) + 1).values for one in (place, math.ceil(place)))
     return torch.lerp(low, high, place - int(place))
@@ -185,11 +188,12 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class AURCLoss(Loss):
-    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))`` of the confidence (n: the highest).
+    """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))``; the highest confidence has rank n.
 
-    Its mean approaches the area under the risk-coverage curve of cross-entropy as the risk. Tied
-    rows share their mean rank; the weights carry no gradient. Helps when the order of the
+    The mean approaches the area under the risk-coverage curve with cross-entropy as the risk. Tied
+    rows get their mean rank; the weights carry no gradient. It helps if the order of the
     confidences matters more than their values.
+
     Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
     curve, 2024.
 
@@ -204,12 +208,13 @@ class AURCLoss(Loss):
     summary: ClassVar[str] = "cross-entropy weighted by the rank of the confidence"
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss for each row."""
+        """Return the loss of each row."""
         log_p = torch.log_softmax(logits, dim=1)
         with torch.no_grad():
             score = confidence_score(log_p, self.score)
             ordered = score.sort().values
             before, until = (torch.searchsorted(ordered, score, right=end) for end in (False, True))
-            behind = len(score) + 1 - (before + 1 + until).double() / 2  # float32: exact to 2^24
+            # in double, as float32 is exact only up to 2^24
+            behind = len(score) + 1 - (before + 1 + until).double() / 2
             weights = (math.log(len(score) + 1) - torch.log(behind)).to(logits.dtype)
         return weights * F.nll_loss(log_p, labels, reduction="none")

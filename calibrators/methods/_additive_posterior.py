@@ -1,11 +1,11 @@
 """The posterior of an additive logistic model, averaged over the smoothness of its terms.
 
-``logit P(hit) = offset + sum_j f_j(term_j)``, each ``f_j`` linear between NODES nodes. Its heights
-have a Gaussian prior of precision ``e^c D'D + e^s I / NODES``, where D takes second differences:
-``c`` determines how smooth a function is and ``s`` how close to 0. The modes are found by Newton's
-method, the evidence of each (c, s) by Laplace's approximation, and the result is the mean over a
-grid of (c, s) and over the models with the first 1, 2, ... terms, weighted by evidence and a weak
-prior.
+The model is ``logit P(hit) = offset + sum_j f_j(term_j)``, where each function ``f_j`` is linear
+between NODES nodes. The heights of a function at its nodes have a Gaussian prior with precision
+``e^c D'D + e^s I / NODES``, where D takes second differences: ``c`` determines how smooth the
+function is, and ``s`` how close to 0. For each (c, s), Newton's method finds the mode and Laplace's
+approximation gives the evidence. The result is the mean over a grid of (c, s) and over the models
+with the first 1, 2, ... terms, weighted by the evidence and a weak prior.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from calibrators.numerics.parallel import Floats
 
 NODES = 14
-# halfway between equally spaced nodes and quantiles
+# nodes lie halfway between equally spaced points and quantiles
 QUANTILE_SHARE = 0.5
 LOG_PRECISIONS = (-2.0, 1.0, 4.0, 7.0, 10.0)
 PRIOR_MEAN, PRIOR_DEVIATION = 4.0, 2.0
-# cells along the first, second and third term when many rows are gathered
+# numbers of cells along the first, second and third term, if many rows are gathered into cells
 CELLS = (128, 16, 2)
 MAX_ITERATIONS = 50
 LARGEST_STEP = 2.0
@@ -39,8 +39,9 @@ ROWS_AT_ONCE = 1 << 15
 class DesignRows:
     """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
 
-    ``nodes`` (t, NODES) belong to the terms; ``design`` (n, t NODES) is multiplied by the
-    heights; offsets, hits and row counts are (n,). Designs and offsets of cells are means.
+    ``nodes`` (t, NODES) holds the nodes of each term. ``design`` (n, t NODES) is multiplied by the
+    heights. Offsets, hits and row counts have shape (n,). The design and the offset of a cell are
+    the means over its rows.
     """
 
     nodes: Floats
@@ -51,7 +52,7 @@ class DesignRows:
 
     @classmethod
     def gathered(cls, terms: Floats, offset: Floats, hits: Floats) -> DesignRows:
-        """Build the design of rows with terms (t, n), gathered into cells if n is large."""
+        """Build the design of rows with terms (t, n); if n is large, gather the rows into cells."""
         nodes = np.stack([_nodes(term) for term in terms])
         if len(offset) <= np.prod(CELLS):
             return cls(nodes, basis(terms, nodes), offset, hits, np.ones(len(offset)))
@@ -71,8 +72,9 @@ class DesignRows:
 class Posterior(NamedTuple):
     """Nodes and mean heights (t, NODES), and the covariance of the flattened heights.
 
-    ``shares`` are the weights of the models with the first 1, 2, ... terms; ``smoothness`` and
-    ``shrinkage`` are the mean log precisions; ``evidence`` is the log evidence of all models.
+    ``shares`` are the weights of the models with the first 1, 2, ... terms. ``smoothness`` and
+    ``shrinkage`` are the mean log precisions. ``evidence`` is the log evidence of all models
+    together.
     """
 
     nodes: Floats
@@ -85,7 +87,7 @@ class Posterior(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """One choice of terms and precisions, with its mode, Hessian factor and log evidence."""
+    """The fit for one choice of terms and precisions: mode, Hessian factor and log evidence."""
 
     terms: int
     smoothness: float
@@ -105,7 +107,7 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
         progress(len(models), total)
     evidence = np.array([model.evidence for model in models])
     weights = np.exp(evidence - evidence.max())
-    together = float(evidence.max() + np.log(weights.sum()))
+    log_evidence = float(evidence.max() + np.log(weights.sum()))
     weights /= weights.sum()
     used = [(w, one) for w, one in zip(weights, models, strict=True) if w >= MIN_WEIGHT]
     mean = sum((w * _padded(one.mode, size) for w, one in used), np.zeros(size))
@@ -124,12 +126,12 @@ def fit_posterior(rows: DesignRows, progress: Callable[[int, int], None]) -> Pos
         tuple(float(weights[numbers == n].sum()) for n in range(1, len(nodes) + 1)),
         float(weights @ [one.smoothness for one in models]),
         float(weights @ [one.shrinkage for one in models]),
-        together,
+        log_evidence,
     )
 
 
 def basis(terms: Floats, nodes: Floats) -> Floats:
-    """Return the design matrix (n, t p) of the sum of all functions with heights (t, p).
+    """Return the design matrix (n, t p), which maps flattened heights (t, p) to sums of functions.
 
     A function is constant beyond its first and last node.
 
@@ -143,7 +145,7 @@ def basis(terms: Floats, nodes: Floats) -> Floats:
 
 
 def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Return the columns of the non-zero weights in :func:`basis`, and the weights, (2 t, n) each.
+    """Return the columns and the values of the non-zero weights in :func:`basis`, (2 t, n) each.
 
     >>> node_weights(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]]))[0].tolist()
     [[0, 1], [1, 2]]
@@ -161,7 +163,7 @@ def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats
 
 
 def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
-    """Return the variance (n,) of the sum of all functions, whose heights have ``covariance``."""
+    """Return the variance (n,) of the sum of all functions; their heights have ``covariance``."""
     places, weights = node_weights(terms, nodes)
     out = np.zeros(terms.shape[1])
     for row, weight in zip(places, weights, strict=True):
@@ -171,7 +173,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Yield all fitted models along the grid, stiff to flexible, each started at the last."""
+    """Yield the models fitted on the grid, from stiff to flexible; each starts from the last."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
@@ -199,8 +201,8 @@ def _mode(
 ) -> tuple[Floats, Floats, float]:
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
-    Newton steps are shortened so that no log odds move by more than 2 at once. The last step is
-    the first that gains less than MIN_DECREMENT; the factor is computed before that step.
+    Newton steps are shortened so that a step changes no log odds by more than 2. The search ends
+    after the first step that gains less than MIN_DECREMENT; the factor is computed before it.
     """
     mode = start
     for _ in range(MAX_ITERATIONS):
@@ -220,9 +222,9 @@ def _mode(
 
 
 def _nodes(term: Floats) -> Floats:
-    """Return nodes between the smallest and the largest value, denser where there are more rows.
+    """Return nodes from the smallest to the largest value, denser where there are more rows.
 
-    Values beyond FAR share the first or the last node.
+    Values beyond FAR are clipped, so they share the first or the last node.
     """
     at = np.linspace(0, 1, NODES)
     term = np.clip(term, -FAR, FAR)
@@ -234,7 +236,7 @@ def _nodes(term: Floats) -> Floats:
 
 
 def _cells(terms: Floats) -> Floats:
-    """Return the cell for each row: split into equally many rows by the first term, and so on."""
+    """Return the cell of each row; rows are split into equal parts by one term after another."""
     cell = np.zeros(terms.shape[1], dtype=np.intp)
     for term, parts in zip(terms, CELLS, strict=False):
         order = np.lexsort((term, cell))

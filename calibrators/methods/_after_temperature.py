@@ -19,8 +19,8 @@ class AfterTemperature(Calibrator):
     """A method that first divides the logits by the exact temperature of temperature scaling.
 
     The scale of the logits then does not matter. If temperature scaling ends at its bound or finds
-    flat logits, there is nothing to build on: the method falls back to the map of temperature
-    scaling, with a FellBack warning.
+    flat logits, the method cannot be fitted: it issues a FellBack warning and returns the map of
+    temperature scaling.
     """
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
@@ -35,18 +35,18 @@ class AfterTemperature(Calibrator):
     def fit_after(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit within a running fit that has fitted temperature scaling successfully."""
+        """Fit on ``data``, given the map of a temperature scaling that found an optimum."""
         return self._fit_scaled(data, base, context)
 
     @abstractmethod
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit on ``data``; ``base`` is the map of temperature scaling for it."""
+        """Fit on ``data``, given ``base``, the map of temperature scaling fitted on it."""
 
 
 def fallback_reason(base: CalibrationMap) -> str | None:
-    """Return why a fit ended at its bound or with flat logits; None if it did neither."""
+    """Return the warning that a fit ended at its bound or found flat logits; None if it did not."""
     for warning in base.fit_info["warnings"]:
         if warning["code"] in FALLBACK_CODES:
             return str(warning["message"])
@@ -56,6 +56,6 @@ def fallback_reason(base: CalibrationMap) -> str | None:
 def fall_back(
     method: str, base: TemperatureMap, reason: str, context: FitContext
 ) -> TemperatureMap:
-    """Return ``base`` as the map of a method that falls back to it, with the reason; warn."""
+    """Issue a FellBack warning and return ``base``, with the method and the reason added."""
     context.warn(FellBack, f"{method} fell back to temperature scaling: {reason}")
     return base.with_info(fallback={"method": method, "reason": reason})

@@ -1,4 +1,4 @@
-"""Bins of scores, of equal mass or equal width, with the number of hits in each."""
+"""Bins of scores, of equal mass or equal width, with the number of hits in each bin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reach = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Bins: edges (b - 1,), rows and hits (b,), and the middles that empty bins use."""
+    """Bins: edges (b - 1,), numbers of rows and hits (b,), and the middles (b,) for empty bins."""
 
     edges: Floats
     rows: Floats
@@ -26,7 +26,10 @@ class Bins:
     middles: Floats
 
     def shares(self, more_hits: float, more_rows: float) -> Floats:
-        """Return each bin's share of hits after adding the given counts; its middle if empty."""
+        """Return each bin's share of hits after adding the given counts.
+
+        The share of an empty bin is its middle.
+        """
         shares = self.middles.copy()
         whole = self.rows + more_rows
         np.divide(self.hits + more_hits, whole, out=shares, where=self.rows > 0)
@@ -39,15 +42,15 @@ class Bins:
 
 
 def even_edges(bins: int) -> Floats:
-    """Return the edges inside (0, 1) of bins of equal width."""
+    """Return the inner edges of ``bins`` bins of equal width over [0, 1]."""
     return np.arange(1, bins) / bins
 
 
 def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach: Reach) -> Bins:
     """Return bins of scores on any scale; ``right`` is 1.0 for hits and 0.0 for other rows.
 
-    ``even`` are the edges of bins of equal width on that scale, and determine the number of bins;
-    ``reach`` returns, for each score, the highest score that counts as equal to it.
+    ``even`` holds the edges of bins of equal width on that scale, and so determines the number of
+    bins. ``reach`` returns, for each score, the highest score that counts as equal to it.
 
     >>> from calibrators.methods._ties import log_odds_reach
     >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])
@@ -65,26 +68,27 @@ def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach
 
 
 def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return the ``even`` edges, each moved above the values equal to it up to rounding."""
+    """Return the ``even`` edges, each moved just above the values that equal it up to rounding."""
     above = reach(even)
     first, last = np.searchsorted(ordered, 2 * even - above), np.searchsorted(ordered, above)
     return np.asarray(np.where(last > first, above, even))
 
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return edges of bins with equally many of the ascending values; ties stay together."""
+    """Return the edges of bins with equal numbers of the ascending values; ties stay together."""
     return edges_at(ordered, mass_cuts(even.size + 1, tie_ends(ordered, reach)))
 
 
 def tie_ends(ordered: Floats, reach: Reach) -> NDArray[np.intp]:
-    """Return how many of the ascending values lie up to the end of each run of equal ones."""
+    """Return the position after each run of equal values, given values in ascending order."""
     return np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
 
 
 def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return how many values lie below each edge of ``bins`` bins with equally many values.
+    """Return how many values lie below each edge of ``bins`` bins with equal numbers of values.
 
-    Edges lie only where a run of equal values ends, so there may be fewer than ``bins - 1``.
+    ``ends`` are the ends of runs of equal values. Edges lie only there, so there may be fewer than
+    ``bins - 1``.
 
     >>> mass_cuts(3, np.array([1, 2, 5, 6])).tolist()
     [2, 5]
@@ -96,7 +100,7 @@ def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def edges_at(ordered: Floats, cuts: NDArray[np.intp]) -> Floats:
-    """Return the edges half-way between the ascending values on either side of each cut."""
+    """Return, for each cut of ascending values, the edge half-way between its two neighbours."""
     below, above = ordered[cuts - 1], ordered[cuts]
     middle = below + 0.5 * (above - below)
     return np.asarray(np.where(middle < above, middle, below))

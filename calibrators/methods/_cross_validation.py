@@ -19,7 +19,7 @@ BASE = "additive"
 
 
 def steps(recipes: dict[str, Calibrator], folds: int) -> int:
-    """Return the number of steps: temperature scaling, every fold, and the final fit."""
+    """Return the number of progress steps: temperature scaling, every fold, and the final fit."""
     return folds * len(recipes) + 2
 
 
@@ -32,13 +32,13 @@ class Trial:
 
 
 class Contest:
-    """Cross-validate the candidates within the time budget.
+    """Cross-validation of the candidates within the time budget.
 
-    A candidate's first fold, for which it has an equal share of the remaining time, predicts the
-    time of its other folds. Candidates that stay within that share continue at once; the others
-    follow, cheapest first, each only if its remaining folds and a final fit are likely to finish in
-    time.
-    ``additive`` is never left out.
+    The remaining time is shared equally among the candidates that have not started. The time of a
+    candidate's first fold predicts that of its other folds. A candidate that is expected to stay
+    within its share runs all of its folds at once. The others follow, cheapest first; each of them
+    continues only if its remaining folds and a final fit are likely to finish in time. ``additive``
+    is never left out.
     """
 
     def __init__(
@@ -73,11 +73,12 @@ class Contest:
         return {name: self._trial(name) for name in recipes if name in self._scores}
 
     def _run_others(self, name: str, recipe: Calibrator) -> None:
-        """Run all folds but the first, as long as they are likely to finish in time."""
+        """Run all folds but the first, as long as the rest is likely to finish in time."""
         for number in range(1, self._folds):
             needed, left = self._needed(name, number), max(0.0, self._left())
             if needed > left and name != BASE:
-                self._leave_out(name, f"it needs about {needed:.3g} s more, but has {left:.3g} s")
+                why = f"it needs about {needed:.3g} s more, but only {left:.3g} s are left"
+                self._leave_out(name, why)
                 return
             self._run(name, recipe, number)
             if name not in self._scores:
@@ -87,16 +88,16 @@ class Contest:
         return self._deadline - time.monotonic()
 
     def _needed(self, name: str, done: int) -> float:
-        """Return the seconds that the other folds and a final fit are likely to take."""
+        """Return the expected seconds for the folds after the first ``done`` and a final fit."""
         fold = self._seconds[name] / done
         return fold * (self._folds - done) + fold * self._folds / (self._folds - 1)
 
     def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
-        """Run one fold of one candidate, stopped when its share of the remaining time is up."""
+        """Run one fold of a candidate; stop it when its share of the remaining time is used up."""
         start = time.monotonic()
         deadline = math.inf if name == BASE else start + share * (self._deadline - start)
         if start >= deadline:
-            self._leave_out(name, "it was not started: the time was up")
+            self._leave_out(name, "it was not started, as no time was left")
             return
         context = self._context.inner(deadline)
         rows = np.flatnonzero(self._fold == number)
@@ -108,7 +109,7 @@ class Contest:
             spent = time.monotonic() - start
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
             self._leave_out(
-                name, f"its fit was stopped after {spent:.3g} s: its share of the time was up"
+                name, f"its fit was stopped after {spent:.3g} s, when its share of the time was up"
             )
             return
         scores = row_scores(fitted.apply_set(part), part.labels)

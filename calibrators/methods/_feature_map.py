@@ -36,19 +36,19 @@ class FeatureMap(CalibrationMap):
     @property
     @abstractmethod
     def feature_count(self) -> int:
-        """Number of features of a row."""
+        """Number of features per row."""
 
     @abstractmethod
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
-        """Return the calibrated logits of checked logits (n, k) with checked features (n, d)."""
+        """Return the calibrated logits (n, k), given checked logits (n, k) and features (n, d)."""
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Return calibrated probabilities (n, k) of a checked set with features."""
+        """Return the calibrated probabilities (n, k) of a set that has features."""
         features = None if data.features is None else data.features.values
         return self._softmax(self._transform_with(self._logits_of_set(data), features))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Raise an ExportError: a graph has the logits as its only input."""
+        """Raise an ExportError, as the logits are the only input of an exported graph."""
         raise ExportError(
             "not_exportable",
             f"a map of the method {self.method!r} needs the features of each row, which an "

@@ -1,4 +1,4 @@
-"""Exact isotonic regression of binary outcomes, fast for a million rows."""
+"""Exact isotonic regression of binary outcomes, fast enough for a million rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW = 0.9
 
 @dataclass(frozen=True, eq=False)
 class RisingFunction:
-    """A non-decreasing function: linear between its nodes, constant outside them."""
+    """A non-decreasing function that is linear between its nodes and constant outside them."""
 
     nodes: Floats
     heights: Floats
@@ -30,8 +30,8 @@ def rising_function(
 
     Scores that are equal up to rounding are pooled first. A correct row of weight ``right_below``
     is added at the lowest score, and a wrong row of weight ``wrong_above`` at the highest. The
-    nodes are the first and last score of each pool; there are at least two. ``squared_error`` is
-    the mean over the rows.
+    nodes are the first and the last score of each pool, and at least two. ``squared_error`` is the
+    mean squared error over the rows.
 
     >>> found = rising_function(np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.0, 1.0, 0.0, 1.0]))
     >>> found.nodes.tolist(), found.heights.tolist()
@@ -55,14 +55,15 @@ def rising_function(
 
 
 def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the distinct scores >= 0, ascending, with their numbers of hits and of rows.
+    """Group equal scores >= 0; return the lowest and highest of each group, its hits and its rows.
 
-    Scores that are equal according to ``share_reach`` count as one; the lowest and the highest of
-    them are returned. If the next score is too close to the highest, the lowest is repeated
-    instead, so that different scores are never close.
+    Groups are ascending. Scores that ``share_reach`` treats as equal are in the same group. If the
+    next group begins too close to the highest score of a group, its lowest score is returned in
+    place of the highest, so that scores of different groups are never close.
 
     The bit patterns of non-negative floats sort like the floats and leave one bit free for
-    ``right``: a single sort of integers, ten times as fast as an argsort for a million rows.
+    ``right``. A single sort of integers is therefore enough; for a million rows it is ten times as
+    fast as an argsort.
 
     >>> [one.tolist() for one in tally(np.array([0.5, 0.2, 0.5]), np.array([1.0, 0.0, 0.0]))]
     [[0.2, 0.5], [0.2, 0.5], [0.0, 1.0], [1.0, 2.0]]
@@ -84,10 +85,11 @@ def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats
 
 
 def pool_starts(sums: Floats, weights: Floats) -> NDArray[np.intp]:
-    """Return where the pools of isotonic regression begin, for cells with these sums and weights.
+    """Return the positions where the pools of isotonic regression begin.
 
-    A run of cells whose means do not rise is one pool, so all runs are pooled at once, repeatedly.
-    Once that becomes slow, the remaining cells are pooled one by one.
+    ``sums`` and ``weights`` describe the cells to be pooled. A run of cells whose means do not rise
+    belongs to one pool, so all such runs are pooled at the same time, repeatedly. Once that becomes
+    slow, the remaining cells are pooled one by one.
     """
     starts = np.arange(sums.size)
     while sums.size > 1:

@@ -1,16 +1,18 @@
 """Base classes for vector scaling, matrix scaling and Dirichlet calibration: ``softmax(W x + b)``.
 
-The features x come from logits divided by the exact temperature of temperature scaling and do not
-change if a constant is added to a row. ``centred`` subtracts the mean of the row's finite logits;
-``log_softmax`` takes the logarithms of the temperature-scaled probabilities. A logit of -inf yields
-the feature 0, which does not affect the other classes, and its own class keeps probability 0.
+The features x are computed from logits divided by the exact temperature of temperature scaling, and
+do not change if a constant is added to a row. ``centred`` subtracts the mean of the row's finite
+logits; ``log_softmax`` takes the logarithms of the temperature-scaled probabilities. A logit of
+-inf yields the feature 0, which does not affect the other classes, and its own class keeps
+probability 0.
 
-The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``, where the
-start W = I, b = 0 is temperature scaling: the mode under normal priors around it. The objective is
-convex and its minimum is finite for any data, even with classes that are always predicted correctly
-or never occur, and the NLL on the fit set is never above that of temperature scaling. It is
-minimised by Newton's method until no component of the gradient exceeds ``tolerance``: in float64 if
-``tolerance`` is below 1e-6, else in the dtype of the logits.
+The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``. The start
+W = I, b = 0 is temperature scaling, so the result is the posterior mode under normal priors around
+temperature scaling. The objective is convex. Its minimum is finite for any data, even if a class is
+always predicted correctly or never occurs, and the NLL on the fit set is never above that of
+temperature scaling. Newton's method minimises it until no component of the gradient exceeds
+``tolerance``. It runs in float64 if ``tolerance`` is below 1e-6, otherwise in the dtype of the
+logits.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import rewritten
 
 Penalty = Annotated[float, Gt(0), Le(1e9)]
-# with a larger tolerance the fit could end at its start, temperature scaling
+# with a larger tolerance, the fit could end where it starts, at temperature scaling
 Tolerance = Annotated[float, Gt(0), Le(1e-2)]
 
 Features = Literal["centred", "log_softmax"]
@@ -44,7 +46,7 @@ Features = Literal["centred", "log_softmax"]
 FAR = -1e100
 SINGLE_PRECISION = 1e-6
 MATRICES = 12.5
-PRODUCTS = 8  # multiply-adds of a matrix product that take as long as one softmax entry
+PRODUCTS = 8  # a softmax entry takes as long as this many multiply-adds of a matrix product
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,13 +74,13 @@ class LinearMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.weights.size // PRODUCTS
 
     @classmethod
     @abstractmethod
     def features(cls) -> Features:
-        """Return the kind of features that W is multiplied by."""
+        """Return the kind of features that W is applied to."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -92,7 +94,7 @@ class LinearMap(CalibrationMap):
         return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add features and scores, computed in doubles; a score is -inf if its logit is."""
+        """Add the features and scores in doubles to an ONNX graph; -inf logits give -inf scores."""
         axis = graph.constant([1], np.int64)
 
         def constant(value: Any) -> str:
@@ -124,7 +126,7 @@ class LinearMap(CalibrationMap):
 def features_of(
     block: Floats, maxima: Floats, temperature: float, kind: Features
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return features (n, k) in float64 and a mask of -inf logits; ``maxima`` are (n, 1)."""
+    """Return the features (n, k) in float64 and a mask of -inf logits; ``maxima`` is (n, 1)."""
     masked = np.isneginf(block)
     x = np.subtract(block, maxima, dtype=np.float64)
     x *= 1 / temperature
@@ -146,7 +148,7 @@ def fitted_map(
     bias: Floats,
     minimum: NewtonMinimum,
 ) -> LinearMap:
-    """Return the map of a method from its parameters and the solver's result."""
+    """Build the map of a method from its parameters and the solver's result."""
     return kind(
         k=base.k,
         kind=base.kind,
@@ -160,9 +162,10 @@ def fitted_map(
 def features_of_set(
     data: CalibrationSet, base: TemperatureMap, kind: Features, tolerance: float, ones: int = 0
 ) -> tuple[Floats, NDArray[np.bool_] | None]:
-    """Return features (n, k + ones) of all rows, and a mask of -inf logits, if there are any.
+    """Return the features (n, k + ones) of all rows, and a mask of -inf logits, or None.
 
-    The features have the dtype of the logits, unless the tolerance requires more than float32.
+    The last ``ones`` columns are 1. The mask is None if no logit is -inf. The features have the
+    dtype of the logits, unless the tolerance requires more precision than float32 has.
     """
     dtype = data.logits.dtype if tolerance >= SINGLE_PRECISION else np.dtype(np.float64)
     x = np.ones((data.n, data.k + ones), dtype=dtype)
@@ -184,7 +187,7 @@ def features_of_set(
 class FullCalibrator(AfterTemperature):
     """A recipe whose map has a full weight matrix.
 
-    ``off_diagonal``, ``diagonal`` and ``intercept`` are the precisions of its penalty.
+    ``off_diagonal``, ``diagonal`` and ``intercept`` are the precisions of the penalty.
     """
 
     off_diagonal: Penalty = 100.0

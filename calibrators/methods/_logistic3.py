@@ -1,4 +1,4 @@
-"""Solve many logistic regressions at once, each on two inputs and a constant."""
+"""Solve many logistic regressions at once, each with two inputs and an intercept."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class LogisticProblem:
-    """One problem per class: minimise over w the mean over its rows plus a prior term.
+    """One problem per class: minimise the mean NLL of its rows plus a prior term over w.
 
-    ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
-    ``m = w0 first + w1 second + w2``. Inputs, labels and ``counts`` (1.0 for rows that count; None
-    if all do) are (c, n), float64. Rows that do not count have inputs and labels of 0.
+    The objective is ``mean(log(1 + e^m) - label m) + prior / (2 rows) |w - (1, 1, 0)|^2`` with
+    ``m = w0 first + w1 second + w2``. Inputs, labels and ``counts`` have shape (c, n) and dtype
+    float64. ``counts`` is 1.0 for rows that count and 0.0 for others; None means that all rows
+    count. Rows that do not count have inputs and labels of 0.
     """
 
     first: Floats
@@ -32,13 +33,13 @@ class LogisticProblem:
     prior: float
 
     def of(self, classes: NDArray[np.intp]) -> LogisticProblem:
-        """Return the problems of some classes."""
+        """Return the problems of the given classes."""
         counts = None if self.counts is None else self.counts[classes]
         first, second, label = (one[classes] for one in (self.first, self.second, self.label))
         return LogisticProblem(first, second, label, counts, self.prior)
 
     def rows(self) -> Floats:
-        """Return how many rows count for each class, at least 1."""
+        """Return the number of rows that count for each class, at least 1."""
         if self.counts is None:
             return np.full(len(self.first), float(self.first.shape[1]))
         return np.asarray(np.maximum(1.0, self.counts.sum(axis=1)))
@@ -46,9 +47,10 @@ class LogisticProblem:
 
 @dataclass(frozen=True, eq=False)
 class LogisticMinimum:
-    """Per class: weights (c, 3), mean NLL plus prior term, and the remaining gradient.
+    """The solution for each class: weights (c, 3), objective and remaining gradient.
 
-    ``gradient`` is the largest component among the weights that are free.
+    ``value`` is the mean NLL plus the prior term. ``gradient`` is the largest component of the
+    gradient with respect to the weights that are free.
     """
 
     weights: Floats
@@ -58,10 +60,11 @@ class LogisticMinimum:
 
 
 def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
-    """Return the minimum with ``w0, w1 >= 0``: the best edge if the free minimum violates that.
+    """Return the minimum under the constraints ``w0 >= 0`` and ``w1 >= 0``.
 
-    The problem is convex, so the constrained minimum is the free minimum of the edge it lies on,
-    and no other edge has a lower admissible minimum.
+    If the unconstrained minimum violates them, the constrained one lies on an edge, where one or
+    both of these weights are 0. The problem is convex, so the best admissible minimum of all edges
+    is the constrained minimum.
     """
     found = _newton(problem, np.ones(3, dtype=bool), tolerance)
     broken = np.flatnonzero((found.weights[:, :2] < 0).any(axis=1))
@@ -80,10 +83,10 @@ def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
 
 
 def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> LogisticMinimum:
-    """Minimise by Newton's method from (1, 1, 0), with weights that are not free fixed at 0.
+    """Minimise by Newton's method from (1, 1, 0); weights that are not free are fixed at 0.
 
-    Each step is tried at once for all classes that have not converged; a step that raises the value
-    is halved.
+    All classes that have not converged take a step at the same time. A step that raises the value
+    of a class is halved.
     """
     weights = np.tile(np.where(free, NEUTRAL, 0.0), (len(problem.first), 1))
     value, slope, bend = _derivatives(problem, weights, free)
@@ -107,7 +110,7 @@ def _newton(problem: LogisticProblem, free: Bools, tolerance: float) -> Logistic
 def _derivatives(
     problem: LogisticProblem, weights: Floats, free: Bools
 ) -> tuple[Floats, Floats, Floats]:
-    """Return value (c,), gradient (c, 3) and Hessian (c, 3, 3) of the objective per class."""
+    """Return the value (c,), gradient (c, 3) and Hessian (c, 3, 3) of each class's objective."""
     sums = _sums(problem, weights)
     rows = problem.rows()
     away = weights - NEUTRAL
@@ -120,7 +123,7 @@ def _derivatives(
 
 
 def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
-    """Return sums over the rows of each class: NLL, three first and six second derivatives."""
+    """Return, for each class, sums over its rows: the NLL and its first and second derivatives."""
     first, second, label = problem.first, problem.second, problem.label
     w0, w1, w2 = weights.T[..., np.newaxis]
     margin = w0 * first
@@ -153,6 +156,6 @@ def _sums(problem: LogisticProblem, weights: Floats) -> list[Floats]:
 
 
 def _log_of_products(factors: Floats) -> Floats:
-    """Return ``log(factors).sum(axis=1)`` of factors in [1, 2], with one logarithm per 512."""
+    """Return ``log(factors).sum(axis=1)`` for factors in [1, 2], with one logarithm per 512."""
     products = np.multiply.reduceat(factors, np.arange(0, factors.shape[1], 512), axis=1)
     return np.asarray(np.log(products).sum(axis=1))

@@ -1,6 +1,6 @@
 """Newton's method for smooth convex functions of many variables.
 
-Its steps are found by conjugate gradients: no Hessian is ever built.
+Steps are computed by conjugate gradients, so the Hessian is never built.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Convex(Protocol):
     shape: tuple[int, ...]
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
-        """Return value and gradient at a point; the next two methods use the same point."""
+        """Return the value and gradient at a point, which the next two methods use as well."""
 
     def curve(self, direction: Array) -> Array:
-        """Return the Hessian times a direction."""
+        """Return the product of the Hessian and a direction."""
 
     def preconditioner(self) -> Callable[[Array], Array]:
         """Return a cheap positive approximation of the inverse Hessian."""
 
     def refine(self) -> bool:
-        """Compute more precisely from now on; return False if that is not possible."""
+        """Switch to a higher precision; return False if there is none."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NewtonMinimum:
 
     @property
     def info(self) -> dict[str, Any]:
-        """All but the point, as plain JSON."""
+        """All fields except the point, as plain JSON."""
         return {
             "value": self.value,
             "gradient_norm": self.gradient,
@@ -70,9 +70,9 @@ class NewtonMinimum:
 def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonMinimum:
     """Minimise a function from 0 until no component of its gradient exceeds ``tolerance``.
 
-    A step that goes too far is shortened, so the value never rises by more than its rounding
-    errors. When a step gains no more than rounding errors, the function is refined to compute more
-    precisely; if it cannot be, or after 1000 iterations, the fit ends with a NotConverged warning.
+    A step that goes too far is shortened, so the value never rises by more than rounding errors. If
+    a step gains no more than rounding errors, the function switches to a higher precision. If it
+    has none, or after 1000 iterations, the fit ends with a NotConverged warning.
     """
     search = _Search(function, context)
     first = max(search.norm, tolerance)
@@ -131,7 +131,7 @@ class _Search:
             point = self.point + length * direction
             value, gradient = self._look(point)
             ahead = float(np.vdot(gradient, direction))
-            # a convex function that is still falling at the end has fallen all the way
+            # a convex function that still falls at the end of the step has fallen all the way
             if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
                 return self._move(point, value, gradient)
             length *= min(0.5, max(0.1, slope / (slope - ahead)))
@@ -165,7 +165,7 @@ class _Search:
             direction += power / bend * towards
             curved *= power / bend
             residual -= curved
-            del curved, scaled  # before new ones are allocated: they may be as large as W
+            del curved, scaled  # free them before allocating new ones: they may be as large as W
             scaled = precondition(residual)
             power, before = float(np.vdot(residual, scaled)), power
             if power <= forcing**2 * first:

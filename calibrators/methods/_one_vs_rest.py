@@ -1,8 +1,8 @@
 """Base classes for methods that fit, for each class, a function of its own probability.
 
-With ``p = softmax(logits / T)`` and the T of temperature scaling, class k gets ``f_k(p_k)``, fitted
-to whether the label is k, and rows are divided by their sums. A row whose classes all get 0 keeps
-p.
+Let ``p = softmax(logits / T)`` with the T of temperature scaling. The new probability of class k is
+``f_k(p_k)``, divided by the sum of the row, where f_k is fitted to whether the label is k. A row in
+which all classes get 0 keeps p.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from calibrators.numerics.softmax import rewritten
 Bools = NDArray[np.bool_]
 Part = TypeVar("Part")
 
-# fits hold about ten arrays per block: smaller blocks keep them in the cache
+# a fit holds about ten arrays per block, which stay in the cache if blocks are smaller
 ARRAYS = 4
 BLOCKS_A_STEP = 8
 UNDERFLOW = 1e-290
@@ -36,10 +36,10 @@ COST_OF_CLASS = 32
 
 @dataclass(frozen=True, eq=False)
 class ClassShares:
-    """Class probabilities and their logarithms, float64: (n, k), or (c, n) for c of the classes.
+    """Class probabilities and their logarithms in float64: (n, k), or (c, n) for c of the classes.
 
-    ``top`` are the positions of the largest probabilities, ``top_log_rest`` their ``ln(1 - p)``,
-    which cannot be recovered from p itself if p is near 1.
+    ``top`` holds the positions of the largest probabilities. ``top_log_rest`` holds ``ln(1 - p)``
+    at these positions, which cannot be recovered from p if p is near 1.
     """
 
     p: Floats
@@ -48,7 +48,7 @@ class ClassShares:
     top_log_rest: Floats
 
     def log_rest(self) -> Floats:
-        """Return ``ln(1 - p)``; -inf if all other classes are at -inf."""
+        """Return ``ln(1 - p)``; it is -inf if the logits of all other classes are -inf."""
         logs = -self.p
         logs[self.top] = 0
         np.log1p(logs, out=logs)
@@ -60,7 +60,7 @@ class ClassShares:
 class OneVsRestMap(CalibrationMap):
     """A new probability for each class of ``softmax(logits / base_temperature)``; rows sum to 1.
 
-    A class at -inf stays at probability 0.
+    A class whose logit is -inf keeps probability 0.
     """
 
     keeps_class = False
@@ -73,19 +73,19 @@ class OneVsRestMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return COST_OF_CLASS * self.k
 
     @abstractmethod
     def _log_probabilities(self, shares: ClassShares) -> Floats:
-        """Return logarithms (n, k) of the new, unnormalised probabilities in a new array.
+        """Return the logarithms (n, k) of the new, unnormalised probabilities in a new array.
 
-        Values for classes at -inf, where p = 0, do not matter.
+        The values of classes with p = 0, whose logits are -inf, do not matter.
         """
 
     @abstractmethod
     def _onnx_log_probabilities(self, graph: Builder, shares: OnnxShares) -> str:
-        """Add ``_log_probabilities`` of doubles (n, k) to an ONNX graph."""
+        """Add ``_log_probabilities`` in doubles (n, k) to a graph; return the output's name."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -93,8 +93,8 @@ class OneVsRestMap(CalibrationMap):
             scaled *= 1 / self.base_temperature
             new = self._log_probabilities(_shares(scaled))
             new[np.isneginf(scaled)] = -np.inf
-            nothing = np.isneginf(new.max(axis=1))
-            new[nothing] = scaled[nothing]
+            all_zero = np.isneginf(new.max(axis=1))
+            new[all_zero] = scaled[all_zero]
             target[...] = new
 
         return rewritten(logits, write)
@@ -108,8 +108,8 @@ class OneVsRestMap(CalibrationMap):
         new = self._onnx_log_probabilities(graph, _onnx_shares(graph, logits, wide, self.k))
         never = graph.constant(-np.inf, np.float64)
         new = graph.add("Where", graph.add("IsInf", wide), never, new)
-        nothing = graph.add("IsInf", graph.add("ReduceMax", new, axis, keepdims=1))
-        return graph.add("Cast", graph.add("Where", nothing, wide, new), to=FLOAT)
+        all_zero = graph.add("IsInf", graph.add("ReduceMax", new, axis, keepdims=1))
+        return graph.add("Cast", graph.add("Where", all_zero, wide, new), to=FLOAT)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
     numbers_a_row = 15.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of a fit, with ``numbers_a_row`` for each concurrent class."""
+        """Estimate the peak memory of a fit, in which each thread fits a class at a time."""
         more = 8 * self.numbers_a_row * n * (min(get_threads(), k) - 1)
         return super().memory_bytes(n, k) + int(more)
 
@@ -144,18 +144,21 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
     @abstractmethod
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> Part:
-        """Fit some of the k classes on their shares (c, n) and on whether each is the label (c, n).
+        """Fit c of the k classes on their shares (c, n) and on whether each is the label (c, n).
 
-        Rows where ``informative`` is False say nothing about a class's function.
+        Rows for which ``informative`` is False carry no information about a class's function.
         """
 
     @abstractmethod
     def _map_of(self, parts: list[Part], base: TemperatureMap, context: FitContext) -> OneVsRestMap:
-        """Return the map, from the results of all classes in order."""
+        """Return the map, given the results of all classes in order."""
 
 
 def informative(shares: ClassShares) -> Bools:
-    """Return where the label is open: neither the class nor all other classes are at -inf."""
+    """Return where the logits leave it open whether a class is the label.
+
+    It is open unless the logit of the class, or those of all other classes, are -inf.
+    """
     possible = np.isfinite(shares.log_p)
     possible[shares.top] = np.isfinite(shares.top_log_rest)
     return possible
@@ -163,7 +166,7 @@ def informative(shares: ClassShares) -> Bools:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Compute the shares of any class in a set from three numbers per row."""
+    """A set with three numbers per row, from which the shares of any class are computed."""
 
     data: CalibrationSet
     temperature: float
@@ -183,7 +186,7 @@ class _Rows:
         return cls(data, temperature, data.logits.argmax(axis=1), total, top_log_rest)
 
     def of_classes(self, start: int, stop: int) -> ClassShares:
-        """Return the shares of the classes start..stop-1, (c, n)."""
+        """Return the shares (c, n) of the classes from ``start`` to ``stop - 1``."""
         wide = np.ascontiguousarray(
             _scaled(self.data, self.temperature, slice(None), slice(start, stop)).T
         )
@@ -195,7 +198,7 @@ class _Rows:
 
 
 def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slice) -> Floats:
-    """Return ``(logits - row maximum) / T`` in float64, like the map."""
+    """Return ``(logits - row maximum) / T`` in float64, as the map computes it."""
     with np.errstate(over="ignore", under="ignore"):
         row_max = data.row_max[rows, np.newaxis]
         gaps = np.subtract(data.logits[rows, classes], row_max, dtype=np.float64)
@@ -204,11 +207,11 @@ def _scaled(data: CalibrationSet, temperature: float, rows: slice, classes: slic
 
 
 def _shares(scaled: Floats) -> ClassShares:
-    """Return shares (n, k) of every class from scaled logits whose largest is 0."""
+    """Return the shares (n, k) of every class, given scaled logits whose row maxima are 0."""
     wide, top = scaled.astype(np.float64), scaled.argmax(axis=1)
     p = np.exp(wide)
     total, top_log_rest = _sums(wide, p, top)
-    # a row with a single finite logit is certain, regardless of its value
+    # a row with a single finite logit is certain, whatever that logit is
     top_log_rest[np.isinf(top_log_rest)] = 0
     p /= total[:, np.newaxis]
     wide -= np.log(total)[:, np.newaxis]
@@ -243,7 +246,7 @@ class OnnxShares:
 
 
 def _onnx_shares(graph: Builder, logits: str, wide: str, k: int) -> OnnxShares:
-    """Add shares of every class from scaled logits ``wide`` whose largest is 0."""
+    """Add the shares of every class to a graph, given scaled logits ``wide`` with row maxima 0."""
     axis = graph.constant([1], np.int64)
     none, one = graph.constant(0.0, np.float64), graph.constant(1.0, np.float64)
     place = graph.add("ArgMax", logits, axis=1, keepdims=1)

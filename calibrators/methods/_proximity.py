@@ -1,4 +1,4 @@
-"""Proximity to the fit rows: how near the features of a row are to the nearest of theirs."""
+"""Proximity of rows to the fit rows, from the distances to the nearest features."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ BLOCK_NUMBERS = 1 << 22
 
 
 def unit_rows(features: Floats) -> Floats:
-    """Return features (n, d) divided by their Euclidean norm, float32; rows of zeros stay.
+    """Return each row of features (n, d) divided by its Euclidean norm, in float32.
+
+    Rows of zeros stay zero.
 
     >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).round(1).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     wide = np.asarray(features, np.float64)
     largest = np.abs(wide).max(axis=1, keepdims=True)
-    wide = wide / np.where(largest > 0, largest, 1)  # so that no square overflows or vanishes
+    wide = wide / np.where(largest > 0, largest, 1)  # avoid overflow and underflow of squares
     norms = np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1)  # 0 only in rows of zeros
     return np.asarray(wide / norms, np.float32)
 
@@ -28,10 +30,11 @@ def unit_rows(features: Floats) -> Floats:
 def proximities(
     features: Floats, references: Floats, neighbours: int, own: NDArray[np.intp] | None = None
 ) -> Floats:
-    """Return ``exp(-mean distance)`` from each row to its nearest ``references`` (m, d), (n,).
+    """Return ``exp(-d)`` (n,), where d is the mean distance to the nearest ``references`` (m, d).
 
-    Rows and references are compared as unit vectors by their Euclidean distance. ``own`` (n,) is
-    the place of each row among the references, which does not count; -1 if it is not one of them.
+    The mean is over ``neighbours`` references. Distances are Euclidean distances of unit vectors.
+    ``own`` (n,) is the index of each row among the references, or -1 if it is not one of them; a
+    row is not its own neighbour.
 
     >>> references = unit_rows(np.array([[1.0, 0.0], [0.0, 1.0]]))
     >>> proximities(np.array([[5.0, 0.0]]), references, 1).tolist()
@@ -55,7 +58,7 @@ def _of_block(
         likeness[known, own[known]] = -np.inf
     count = min(neighbours, len(references) - (own is not None))
     nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
-    # products of float32 do not tell small distances from zero
+    # in float32, small distances cannot be distinguished from zero by products
     gaps = references[nearest].astype(np.float64) - block[:, np.newaxis]
     distances = np.sqrt(np.einsum("ijk,ijk->ij", gaps, gaps))
     return np.asarray(np.exp(-np.sort(distances, axis=1).mean(axis=1)))

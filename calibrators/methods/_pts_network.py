@@ -1,4 +1,4 @@
-"""The network of PTS and its training: least squares, or quasi-Newton for other objectives."""
+"""The network of PTS and its training: least squares, or BFGS for other objectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Network:
-    """Two hidden layers of relu units and one output clipped to [-LARGEST, LARGEST]."""
+    """Two hidden layers of relu units, and one output, clipped to [-LARGEST, LARGEST]."""
 
     w1: Floats
     b1: Floats
@@ -43,7 +43,10 @@ class Network:
 
     @classmethod
     def start(cls, inputs: int, hidden: int, seed: int) -> Network:
-        """Return a network with random hidden layers, uniform in +-1/sqrt(inputs), and output 0."""
+        """Return a network with output 0 and random hidden layers.
+
+        The weights of a hidden layer are uniform in +-1/sqrt(number of its inputs).
+        """
         rng = np.random.default_rng(seed)
 
         def drawn(wide: int, *size: int) -> Floats:
@@ -72,7 +75,7 @@ class Network:
         return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
 
     def jacobian(self, run: Run) -> Floats:
-        """Return the derivatives of each sample's output for all parameters, (parameters, n)."""
+        """Return the derivative (parameters, n) of each sample's output for each parameter."""
         n = len(run.output)
         free = run.free.astype(np.float64)
         to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
@@ -91,7 +94,10 @@ class Network:
 
 @dataclass(frozen=True)
 class PtsProblem:
-    """Mean of (c - a)^2 plus ``pull`` times the squared distance from the start."""
+    """Minimise the mean of (c - a)^2 plus ``pull`` times the squared distance from the start.
+
+    c is a sample's confidence, and a is 1 if its prediction is correct, else 0.
+    """
 
     samples: Samples
     inputs: Floats
@@ -128,7 +134,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and dc/dlog T, where log T is the output of the network."""
+        """Return the run, c - a, and dc/dlog(T), where log T is the output of the network."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)
@@ -140,7 +146,7 @@ class PtsProblem:
 
 @dataclass(frozen=True)
 class PtsDescent:
-    """Any objective plus ``pull`` times the squared distance from the start."""
+    """Minimise any objective plus ``pull`` times the squared distance from the start."""
 
     objective: Objective
     inputs: Floats
@@ -149,7 +155,7 @@ class PtsDescent:
     def solve(
         self, start: Network, tolerance: float, context: FitContext
     ) -> tuple[Network, float, int]:
-        """Run BFGS; return the network, its objective without the penalty and the iterations."""
+        """Run BFGS; return the network, its objective without the penalty, and the iterations."""
         moved = np.zeros(sum(one.size for one in start.parts))
         value, gradient = self._evaluate(start, moved)
         inverse, small = np.eye(moved.size) / max(1.0, 10 * float(np.linalg.norm(gradient))), 0
@@ -178,7 +184,7 @@ class PtsDescent:
         return start.moved(moved), value - self.pull * float(moved @ moved), iteration
 
     def _evaluate(self, start: Network, moved: Floats) -> tuple[float, Floats]:
-        """Return the penalised objective, and its gradient by ``moved``."""
+        """Return the penalised objective and its gradient with respect to ``moved``."""
         network = start.moved(moved)
         run = network.run(self.inputs)
         value, by_log_beta = self.objective(np.exp(-run.output))
@@ -187,7 +193,10 @@ class PtsDescent:
 
 
 def _updated(inverse: Floats, step: Floats, turn: Floats, bend: float) -> Floats:
-    """Return the inverse Hessian of BFGS after a step that turned the gradient by ``turn``."""
+    """Return the BFGS estimate of the inverse Hessian after a step.
+
+    ``turn`` is the change of the gradient along the step, and ``bend`` is ``step @ turn``.
+    """
     through = inverse @ turn
     mixed = np.outer(through, step)
     scale = (1 + float(turn @ through) / bend) / bend

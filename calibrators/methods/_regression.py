@@ -1,7 +1,7 @@
 """The penalised NLL of ``softmax(W x + b)`` as a convex function: value, gradient, curvature.
 
-A point is the offset from the start W = I, b = 0; its last row belongs to b. Blocks of rows are
-processed in the dtype of the features and summed in float64.
+A point is the difference of the parameters from the start W = I, b = 0; its last row belongs to b.
+Blocks of rows are processed in the dtype of the features, and their results are summed in float64.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_BLOCKS = 16
 
 
 class Regression(ABC):
-    """``mean NLL + sum(precision * point^2) / (2 n)`` of features (n, k) and labels (n,).
+    """``mean NLL + sum(precision * point^2) / (2 n)`` for features (n, k) and labels (n,).
 
-    ``masked`` (n, k), if not None, marks the classes that a row rules out. ``precision`` is
-    overwritten.
+    ``masked`` (n, k), if not None, marks the classes whose logits are -inf in a row. ``precision``
+    is overwritten.
     """
 
     def __init__(
@@ -40,27 +40,27 @@ class Regression(ABC):
 
     @abstractmethod
     def parameters_at(self, point: Array) -> Array:
-        """Return the parameters at a point: the start W = I, b = 0 plus the point."""
+        """Return the parameters at a point, which is added to the start W = I, b = 0."""
 
     @property
     def _columns(self) -> int:
-        """Number of columns that determines the rows per block."""
+        """Number of columns from which the number of rows per block is computed."""
         return self.k
 
     @abstractmethod
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of the part of the Hessian near its diagonal."""
+        """Return a function that applies the inverse of the Hessian, reduced to its diagonal."""
 
     @abstractmethod
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
-        """Compute ``W x + b`` for each row."""
+        """Write ``W x + b`` of each row to ``out``."""
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return derivatives with respect to the parameters from derivatives for the scores."""
+        """Return derivatives with respect to the parameters, given those for the scores."""
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
-        """Return the objective and its gradient; keep the probabilities for the other methods."""
+        """Return the objective and its gradient; store the probabilities for the other methods."""
         parameters = self.parameters_at(point).astype(self.x.dtype, copy=False)
         losses = np.empty(self.n)
 
@@ -90,7 +90,7 @@ class Regression(ABC):
         return float(losses.mean() + pull.sum() / 2), gradient
 
     def curve(self, direction: Array) -> Array:
-        """Return the Hessian at the last point times a direction."""
+        """Return the product of the Hessian at the last evaluated point and a direction."""
         parameters = direction.astype(self.x.dtype, copy=False)
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -107,7 +107,7 @@ class Regression(ABC):
         return curved
 
     def refine(self) -> bool:
-        """Continue in float64; return False if that is already the dtype."""
+        """Switch to float64; return False if that is already the dtype."""
         if self.x.dtype == np.float64:
             return False
         self.x = self.x.astype(np.float64)
@@ -128,7 +128,7 @@ class Regression(ABC):
         return total
 
     def _spread(self, rows: slice, scratch: Scratch) -> Floats:
-        """Return ``p (1 - p)`` of a block."""
+        """Return ``p (1 - p)`` of a block of rows."""
         p = self.p[rows]
         spread = scratch.take("spread", p.shape, p.dtype)
         np.subtract(1, p, out=spread)
@@ -137,7 +137,7 @@ class Regression(ABC):
 
 
 class Diagonal(Regression):
-    """A diagonal W: points (2, k) of weights and biases."""
+    """A diagonal W; points (2, k) hold the weights and the biases."""
 
     def parameters_at(self, point: Array) -> Array:
         """Return the weights and biases at a point, (2, k)."""
@@ -151,10 +151,10 @@ class Diagonal(Regression):
         return np.array([column_sums(by_scores, x), column_sums(by_scores)])
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of each class's 2 x 2 block, plus the inverse for a shared bias.
+        """Return a function that applies the inverse of each class's 2 x 2 block.
 
-        Such a bias changes no probability: only the penalty gives it a curvature, which the blocks
-        do not include.
+        The inverse for a bias shared by all classes is added. A shared bias changes no probability,
+        so its curvature comes from the penalty alone, and the blocks do not capture it.
         """
 
         def work(rows: slice, scratch: Scratch) -> Floats:
@@ -177,20 +177,20 @@ class Diagonal(Regression):
 
 
 class Full(Regression):
-    """A full W: points (k + 1, k), the transposed weights above the biases.
+    """A full W; points (k + 1, k) hold the transposed weights above the biases.
 
-    The features are (n, k + 1), with a last column of ones.
+    The features have shape (n, k + 1); their last column is 1.
     """
 
     def parameters_at(self, point: Array) -> Array:
-        """Return the transposed weights above the biases at a point, (k + 1, k)."""
+        """Return the parameters (k + 1, k) at a point: the transposed weights above the biases."""
         parameters = point.copy()
         np.einsum("ii->i", parameters[:-1])[...] += 1
         return parameters
 
     @property
     def _columns(self) -> int:
-        # each block's sum is as large as W: together, the sums must not exceed the features
+        # the sum of each block is as large as W; all sums together must not exceed the features
         blocks = min(MAX_BLOCKS, max(1, self.n // self.k))
         return max(1, min(self.k, blocks * BLOCK_ELEMENTS // self.n))
 
@@ -201,12 +201,12 @@ class Full(Regression):
         return np.asarray(x.T @ by_scores)
 
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return the inverse of the diagonal after centring the features of each class.
+        """Return a function that applies the inverse of the diagonal for centred features.
 
-        Features centred by their mean under the class's weights ``p (1 - p)`` do not interact with
-        its bias. The inverse for a shift of a feature's weights shared by all classes is added:
-        such a shift changes no probability, and only the penalty gives it a curvature, which the
-        diagonal does not include.
+        Features are centred by their mean under the weights ``p (1 - p)`` of a class, so that they
+        do not interact with its bias. The inverse for shifting a feature's weights by the same
+        amount in all classes is added. Such a shift changes no probability, so its curvature comes
+        from the penalty alone, and the diagonal does not capture it.
         """
 
         def first_moments(rows: slice, scratch: Scratch) -> Floats:
@@ -243,9 +243,9 @@ class Full(Regression):
 
 
 def column_sums(values: Floats, factors: Floats | None = None) -> Floats:
-    """Return sums over the rows of ``values``, or of ``values * factors``, in float64.
+    """Return the column sums of ``values``, or of ``values * factors``, in float64.
 
-    They are added in short pieces: a long sum in float32 is too imprecise for gradients.
+    Rows are summed in short pieces, as a long sum in float32 is too imprecise for gradients.
     """
     rows, k = values.shape
     whole = rows - rows % PIECE

@@ -1,4 +1,4 @@
-"""Fit the temperature for the classes other than the predicted one, on wrong predictions."""
+"""Fit the temperature of the classes other than the predicted one, on wrong predictions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FAR = -1e30
 def fit_rest_temperature(
     data: CalibrationSet, temperature: float, wrong: NDArray[np.bool_]
 ) -> float:
-    """Return the most likely temperature of the other classes if the predicted one is wrong.
+    """Return the most probable temperature of the other classes on wrongly predicted rows.
 
-    The prior is ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits, from rows
-    evenly spaced among the ``wrong`` ones, are used: a single parameter needs no more.
+    The prior is ``log(T_rest / temperature) ~ N(0, 0.5^2)``. At most a million logits are used,
+    from rows evenly spaced among the ``wrong`` ones; a single parameter needs no more.
     """
     chosen = np.flatnonzero(wrong)
     if data.k == 2 or not chosen.size:
@@ -50,7 +50,7 @@ def fit_rest_temperature(
 def _relative(
     data: CalibrationSet, chosen: NDArray[np.intp], temperature: float
 ) -> tuple[Floats, Floats]:
-    """Return scaled logits relative to the largest other class: all (n, k), the label's (n,)."""
+    """Return scaled logits relative to the largest other class: all (n, k), the labels' (n,)."""
     logits = data.logits[chosen].astype(np.float64)
     rows = np.arange(len(chosen))
     logits[rows, logits.argmax(axis=1)] = -np.inf

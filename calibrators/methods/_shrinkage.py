@@ -1,8 +1,8 @@
 """Fit a temperature for each segment, shrunk towards 1 by empirical Bayes.
 
-With u = -log T and F_g(u) the NLL summed over the rows of segment g, the prior u ~ N(0, tau^2)
-yields ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``, and all segments together yield the log evidence
-of tau (Laplace's approximation)
+Let u = -log T, and let F_g(u) be the NLL summed over the rows of segment g. Under the prior
+u ~ N(0, tau^2), the posterior mode of a segment is ``u_g = argmin F_g(u) + u^2 / (2 tau^2)``. By
+Laplace's approximation, the log evidence of tau from all segments is
 
 ``sum over g of  -F_g(u_g) - u_g^2 / (2 tau^2) - log(1 + tau^2 F_g''(u_g)) / 2``,
 
@@ -33,7 +33,7 @@ COARSE, FINE = 4e-4, 1e-7
 
 
 class Solution(NamedTuple):
-    """The best 1/T of a segment, whether it is inside the bounds, and the prior's evidence."""
+    """The best 1/T of a segment, whether it is inside the bounds, and the prior's log evidence."""
 
     beta: float = 1.0
     is_inside: bool = False
@@ -41,12 +41,12 @@ class Solution(NamedTuple):
 
 
 class SegmentSample:
-    """The rows in a segment, with their logits from the global map."""
+    """The rows of a segment, with their logits after the global map."""
 
     def __init__(self, logits: Floats, labels: Labels) -> None:
         row_max = row_maxima(logits)
         pull = row_max - logits[np.arange(len(logits)), labels]
-        # no temperature can make a label possible that the global map rules out
+        # if the global map rules out a label, no temperature makes it possible
         possible = np.isfinite(pull)
         self.rows = int(possible.sum())
         self.evaluations = 0
@@ -55,7 +55,7 @@ class SegmentSample:
         self._pull = float(pull[possible].sum(dtype=np.float64))
 
     def nll(self, beta: float) -> tuple[float, float, float]:
-        """Return the summed NLL of softmax(beta z), and two derivatives by log beta."""
+        """Return the summed NLL of softmax(beta z) and its first two derivatives in log beta."""
         if not self.rows:
             return 0.0, 0.0, 0.0
         self.evaluations += 1
@@ -69,10 +69,11 @@ class SegmentSample:
         return self.nll(1.0)
 
     def solve(self, precision: float, start: float, accuracy: float) -> Solution:
-        """Return the best 1/T, with a prior of ``precision`` 1/tau^2 on its logarithm (0 for none).
+        """Return the best 1/T under a prior on its logarithm.
 
-        The NLL is convex in 1/T; its sum with the prior need not be. ``bracketed_newton`` still
-        ends where the slope vanishes: if the curvature is not positive, it halves its bracket.
+        ``precision`` is 1/tau^2, or 0 for no prior. The NLL is convex in 1/T, but its sum with the
+        prior need not be. ``bracketed_newton`` still ends where the slope vanishes, because it
+        halves its bracket wherever the curvature is not positive.
         """
         always_right = self._pull == 0
         if not any(self.unscaled[1:]) or (always_right and not precision):
@@ -104,7 +105,7 @@ def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[Segment
 
 
 class Rounds:
-    """Solutions for all segments, prior by prior; each starts from the previous solution."""
+    """Solver for all segments, which starts each prior from the solutions for the previous one."""
 
     def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments
@@ -113,7 +114,7 @@ class Rounds:
         self._done = 0
 
     def solve(self, precision: float, accuracy: float = FINE) -> list[Solution]:
-        """Return the best 1/T of every segment."""
+        """Return the solution of every segment for a prior of this precision."""
         solutions = []
         for segment, start in zip(self.segments, self._betas, strict=True):
             self._context.cancelled()
@@ -126,11 +127,11 @@ class Rounds:
 
 
 def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
-    """Return the tau with the largest evidence, and the best 1/T of every segment for it.
+    """Return the tau with the largest evidence, and the solution of every segment for it.
 
-    Candidates are 1, 1/2, ..., 1/64, half an octave to either side of the best, and the top of the
-    parabola through the best candidate and its neighbours; tau is 0 if no candidate is better than
-    T = 1 for all segments.
+    The candidates are 1, 1/2, ..., 1/64, then the values half an octave to either side of the best,
+    and finally the vertex of the parabola through the best candidate and its neighbours. tau is 0
+    if no candidate has more evidence than T = 1 in all segments.
     """
 
     def evidence(octave: float) -> float:
@@ -152,7 +153,7 @@ def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
 def figures(
     segments: Sequence[SegmentSample], solutions: Sequence[Solution], tau: float | None
 ) -> dict[str, float]:
-    """Return the mean NLL before and after, and the largest remaining slope in log T."""
+    """Return the mean NLL before and after the fit, and the largest remaining slope in log T."""
     rows = sum(one.rows for one in segments) or 1
     precision = tau**-2 if tau else 0.0
     ended = [one.nll(solved.beta) for one, solved in zip(segments, solutions, strict=True)]

@@ -1,4 +1,4 @@
-"""Minimise convex functions on the simplex exactly, by Newton's method within a face."""
+"""Minimise convex functions on the simplex exactly, by Newton's method on its faces."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def minimise_on_simplex(
 ) -> SimplexMinimum:
     """Return the minimum of a convex function of weights >= 0 that sum to 1.
 
-    ``derivatives(weights)`` returns value, gradient and Hessian; the value may be infinite on the
-    boundary.
+    ``derivatives(weights)`` returns the value, gradient and Hessian. The value may be infinite on
+    the boundary.
 
     >>> found = minimise_on_simplex(lambda w: (w @ w - w[0], 2 * w - [1, 0, 0], 2 * np.eye(3)), 3)
     >>> found.weights.round(9).tolist()
@@ -60,13 +60,17 @@ def minimise_on_simplex(
                 break
             length /= 2
         weights, (value, gradient, hessian) = moved, candidate
-    raise FitError("no_minimum", f"no minimum found on the simplex to {TOLERANCE:g}: is it convex?")
+    raise FitError(
+        "no_minimum",
+        f"no minimum found on the simplex to {TOLERANCE:g}: is the function convex?",
+    )
 
 
 def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
-    """Return Newton's step within the face of positive weights and the steepest corner.
+    """Return the Newton step within the face spanned by the positive weights and one corner.
 
-    If that step does not descend, return the direction to that corner, which always descends.
+    That corner is the one with the steepest descent. If the Newton step does not descend, return
+    the direction to the corner, which always does.
     """
     steepest = int(gradient.argmin())
     free = weights > 0
@@ -86,6 +90,6 @@ def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
 
 
 def _reach(weights: Floats, direction: Floats) -> float:
-    """Return the distance along a direction at which the first weight reaches 0."""
+    """Return the step length along a direction at which the first weight reaches 0."""
     falling = direction < 0
     return float((weights[falling] / -direction[falling]).min()) if falling.any() else math.inf

@@ -1,4 +1,4 @@
-"""Indicators from which SMART derives each sample's temperature: by default the margin."""
+"""Indicators from which SMART derives each sample's temperature; the default is the margin."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_m
 
 
 def indicate(name: Indicator, logits: Floats, temperature: float) -> Floats:
-    """Return an indicator of ``logits / temperature``, float64: (n, 1), or (n, k) for "all_logits".
+    """Return an indicator of ``logits / temperature`` in float64.
 
-    It is finite for every row that has a softmax: a row with a single finite logit has margin 0
-    (its probability is 1 at any temperature), means are over finite logits, and -inf counts as the
-    row's smallest finite logit.
+    Its shape is (n, 1), or (n, k) for "all_logits". It is finite for every row that has a softmax.
+    A row with a single finite logit has margin 0, as its probability is 1 at any temperature. Means
+    are taken over finite logits, and -inf counts as the row's smallest finite logit.
 
     >>> indicate("margin", np.array([[3.0, 1.0, 0.0]]), 2.0).tolist()
     [[1.0]]
@@ -49,10 +49,10 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
 
 
 def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
-    """Return gaps from the largest of ``logits / temperature`` to the next, (n, count), float64.
+    """Return the gaps (n, count) from the largest of ``logits / temperature`` to the next ones.
 
-    Gaps never decrease along a row. A gap to -inf counts as the row's largest finite gap, or as 0
-    if there is none.
+    They are float64 and never decrease along a row. A gap to -inf counts as the row's largest
+    finite gap, or as 0 if there is none.
 
     >>> sorted_gaps(np.array([[3.0, 1.0, 0.0], [0.0, 5.0, -np.inf]]), 2, 1.0).tolist()
     [[2.0, 3.0], [5.0, 5.0]]
@@ -65,7 +65,7 @@ def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
 
 
 def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float) -> str:
-    """Add :func:`sorted_gaps` to an ONNX graph."""
+    """Add :func:`sorted_gaps` to an ONNX graph; return the output's name."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     top = graph.add("TopK", wide, graph.constant([count + 1], np.int64), axis=1)
     axis = graph.constant([1], np.int64)
@@ -80,7 +80,7 @@ def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float
 
 
 def onnx_indicator(name: Indicator, graph: Builder, logits: str, temperature: float) -> str:
-    """Add :func:`indicate` to an ONNX graph."""
+    """Add :func:`indicate` to an ONNX graph; return the output's name."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     scaled = graph.add("Div", wide, graph.constant(temperature, np.float64))
     axis = graph.constant([1], np.int64)

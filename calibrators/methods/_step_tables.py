@@ -1,4 +1,4 @@
-"""Tabulated functions of one variable, one per class, in numpy and ONNX."""
+"""Tabulated functions of one variable, one function per class, in numpy and ONNX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWER = 16
 
 
 def check_rising(name: str, table: Floats, least: int = 1) -> None:
-    """Raise unless a table, or every row of tables, is finite, non-decreasing and long enough."""
+    """Raise unless a table, or each row of a 2-D one, is finite, non-decreasing and long enough."""
     if table.shape[-1] < least:
         raise ParameterError(
             "bad_parameter", f"{name} must hold at least {least} number, got shape {table.shape}"
@@ -39,7 +39,7 @@ def refuse(name: str, rule: str, table: Floats, broken: NDArray[np.bool_]) -> No
 
 
 def stacked(tables: list[Floats]) -> Floats:
-    """Return tables of different lengths as rows (c, t): the last value of each is repeated.
+    """Return tables of different lengths as rows (c, t), padded by repeating their last values.
 
     >>> stacked([np.array([0.1]), np.array([0.2, 0.5])]).tolist()
     [[0.1, 0.1], [0.2, 0.5]]
@@ -49,7 +49,7 @@ def stacked(tables: list[Floats]) -> Floats:
 
 
 def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDArray[np.intp]:
-    """Count, for each of ``values`` (n, c), the ``edges`` (c, t) in its column that are below it.
+    """Return, for each of ``values`` (n, c), how many ``edges`` (c, t) of its column are below it.
 
     >>> count_below(np.array([[0.5, 0.5]]), np.array([[0.1, 0.5], [0.1, 0.4]])).tolist()
     [[1, 2]]
@@ -71,7 +71,7 @@ def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDA
 
 
 def interpolated(values: Floats, nodes: Floats, heights: Floats) -> Floats:
-    """Return ``np.interp(values[:, c], nodes[c], heights[c])``, (n, c)."""
+    """Return an array (n, c) with the columns ``np.interp(values[:, c], nodes[c], heights[c])``."""
     if not _is_low(values):
         new = np.empty_like(values)
         for k, (own, high) in enumerate(zip(nodes, heights, strict=True)):
@@ -90,14 +90,14 @@ def interpolated(values: Floats, nodes: Floats, heights: Floats) -> Floats:
 
 
 def _is_low(values: Floats) -> bool:
-    """Return whether there are so few rows that processing all classes at once is faster."""
+    """Return True if there are so few rows that processing all classes at once is faster."""
     return bool(FEWER * len(values) < values.shape[1])
 
 
 def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bool = False) -> str:
-    """Add the count of ``edges`` (c, t) below each of ``values`` (n, c), as int64 (n, c).
+    """Add :func:`count_below` to an ONNX graph; return the name of the counts, int64 (n, c).
 
-    An unrolled binary search: log2(t) comparisons, and no array larger than the input.
+    It is an unrolled binary search with log2(t) comparisons and no array larger than the input.
     """
     classes, length = edges.shape
     steps = length.bit_length()
@@ -109,7 +109,7 @@ def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bo
     for step in reversed(range(steps)):
         further = graph.add("Add", count, graph.constant(2**step, np.int64))
         edge = graph.add("Gather", table, graph.add("Add", further, begin))
-        # "edge <= value" is written as "not value < edge": calibrd.torch has no "LessOrEqual"
+        # "edge <= value" is written as "not value < edge", as calibrd.torch has no "LessOrEqual"
         passed = (
             graph.add("Not", graph.add("Less", values, edge))
             if or_equal
@@ -120,7 +120,7 @@ def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bo
 
 
 def onnx_interpolated(graph: Builder, values: str, nodes: Floats, heights: Floats) -> str:
-    """Add ``np.interp(values[:, c], nodes[c], heights[c])`` of doubles (n, c)."""
+    """Add ``np.interp(values[:, c], nodes[c], heights[c])`` in doubles (n, c) to an ONNX graph."""
     widths, rises = np.diff(nodes), np.diff(heights)
     slopes = np.zeros_like(nodes)
     np.divide(rises, widths, out=slopes[:, :-1], where=widths > 0)
@@ -137,13 +137,13 @@ def onnx_interpolated(graph: Builder, values: str, nodes: Floats, heights: Float
 
 
 def onnx_confidence(graph: Builder, log_odds: str) -> str:
-    """Add ``1 / (1 + exp(-log_odds))`` of doubles."""
+    """Add ``1 / (1 + exp(-log_odds))`` in doubles to an ONNX graph."""
     one = graph.constant(1.0, np.float64)
     odds_against = graph.add("Exp", graph.add("Neg", log_odds))
     return graph.add("Reciprocal", graph.add("Add", one, odds_against))
 
 
 def onnx_log_odds(graph: Builder, confidence: str) -> str:
-    """Add ``log(c / (1 - c))`` of doubles; infinite at 0 and 1."""
+    """Add ``log(c / (1 - c))`` in doubles, infinite at 0 and 1, to an ONNX graph."""
     rest = graph.add("Sub", graph.constant(1.0, np.float64), confidence)
     return graph.add("Sub", graph.add("Log", confidence), graph.add("Log", rest))

@@ -1,8 +1,8 @@
 """Find ties: scores that differ only by rounding, due to summation order or float type.
 
 The last digits of a row's score depend on the order of the classes and on the float type of the
-logits. Rounded or quantised logits give many rows the same score except for those digits; a cut
-between them would separate equal rows, and a different runtime would not reproduce it.
+logits. If logits are rounded or quantised, the scores of many rows differ in those digits only. A
+cut between such scores would separate equal rows, and another runtime would not reproduce it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from calibrators.numerics.parallel import Floats
 
-# for log odds; scores of float32 logits are accurate to about 1e-7 of the largest relevant gap
+# for log odds; the scores of float32 logits are accurate to about 1e-7 times the largest gap
 NEAR = 1e-5
-# for probabilities near 1, whose last digit is 1e-16
+# for probabilities near 1, whose last digit is worth 1e-16
 NEAR_ONE = 1e-10
 
 
@@ -33,10 +33,11 @@ def share_reach(shares: Floats) -> Floats:
 
 
 def tie_starts(ordered: Floats, reach: Floats) -> NDArray[np.intp]:
-    """Return where runs of equal scores begin among ascending scores, given their ``reach``.
+    """Return the positions where runs of equal scores begin among ascending scores.
 
-    A run ends at the reach of its first score, so long chains of close scores are split into
-    runs no wider than that, and the first scores of two runs are never closer.
+    ``reach`` is the highest score that counts as equal to each score. A run ends at the reach of
+    its first score: a long chain of close scores is split into runs no wider than that, and the
+    first score of a run is always beyond the reach of the previous run's first score.
 
     >>> scores = np.array([1.0, 1.2, 1.4, 1.6, 3.0])
     >>> tie_starts(scores, scores + 0.5).tolist()

@@ -1,10 +1,10 @@
 """Base classes for methods that recalibrate the confidence of the top label.
 
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
-predicted class a new confidence as a function of its old one; the other classes share the rest
-in their old proportions, which adds one number to their logits. The new confidence stays just above
-the point where the second class would catch up (by one part in ten thousand, so that the largest
-entry of a row remains unique), so the predicted class is kept.
+predicted class a new confidence, which is a function of its old one. The other classes share the
+rest in their old proportions, so the same number is added to all of their logits. The predicted
+class is kept: if its new confidence would fall to the probability of the second class, it stays
+one part in ten thousand above that, so that the largest entry of a row is unique.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AHEAD = 1e-4
 class TopLabelMap(CalibrationMap):
     """A new confidence for the predicted class of ``softmax(logits / base_temperature)``.
 
-    Confidences are handled as log odds, ``log(c / (1 - c))``, which never saturate.
+    Confidences are represented by log odds, ``log(c / (1 - c))``, which never saturate.
     """
 
     keeps_class = True
@@ -45,11 +45,11 @@ class TopLabelMap(CalibrationMap):
 
     @abstractmethod
     def _recalibrated(self, log_odds: Floats) -> Floats:
-        """Return new log odds of the top label (n,), float64; infinities are legal."""
+        """Return the new log odds (n,) of the top label in float64; they may be infinite."""
 
     @abstractmethod
     def _onnx_recalibrated(self, graph: Builder, log_odds: str) -> str:
-        """Add ``_recalibrated`` of a column (n, 1) of doubles to an ONNX graph."""
+        """Add ``_recalibrated`` of a column of doubles to a graph; return the output's name."""
 
     def _transform(self, logits: Floats) -> Floats:
         def write(block: Floats, largest: Floats, target: Floats) -> None:
@@ -64,7 +64,7 @@ class TopLabelMap(CalibrationMap):
         return rewritten(logits, write)
 
     def _shift(self, others: Floats, second: Floats) -> Floats:
-        """Return the shift of the other classes' logits, given that the top logit is 0."""
+        """Return the number (n,) to add to the other classes' logits, where the top logit is 0."""
         log_odds = -log_sum(others, second)
         alone = np.isinf(log_odds)
         log_odds[alone] = 0
@@ -74,17 +74,19 @@ class TopLabelMap(CalibrationMap):
         return np.asarray(np.minimum(shift, limit).astype(second.dtype))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the logits with the top at 0 and the others shifted to an ONNX graph."""
+        """Add logits with the top one at 0 and the others shifted to an ONNX graph."""
         others = onnx_others(graph, logits, self.k, self.base_temperature)
         shift = graph.add("Sub", others.log_odds, self._onnx_recalibrated(graph, others.log_odds))
         return others.shifted(graph, shift)
 
 
 class OnnxOthers(NamedTuple):
-    """Tensors in an ONNX graph: all classes but the predicted one, relative to the top logit.
+    """Names of tensors in an ONNX graph, for all classes but the predicted one.
 
-    ``logits`` (n, k) are -inf at the top; ``reach`` (n, 1) is their maximum, or 0 if no other logit
-    is finite (``alone``); ``log_odds`` (n, 1) of the top class are doubles.
+    ``logits`` (n, k) are relative to the top logit, and -inf for the predicted class itself.
+    ``alone`` (n, 1) marks rows in which no other logit is finite. ``reach`` (n, 1) is the largest
+    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are those of the predicted class, in
+    doubles.
     """
 
     logits: str
@@ -94,7 +96,7 @@ class OnnxOthers(NamedTuple):
     log_odds: str
 
     def shifted(self, graph: Builder, shift: str) -> str:
-        """Add the logits of all classes with ``shift``, doubles (n, 1), added to the others."""
+        """Add ``shift``, doubles (n, 1), to the other logits; return the name of all logits."""
         limit = graph.add("Sub", graph.add("Neg", self.reach), graph.constant(AHEAD))
         limit = graph.add("Relu", limit)
         shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), limit)
@@ -104,7 +106,7 @@ class OnnxOthers(NamedTuple):
 
 
 def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> OnnxOthers:
-    """Add the classes other than the predicted one of ``logits / temperature`` to a graph."""
+    """Add the tensors of :class:`OnnxOthers` for ``logits / temperature`` to an ONNX graph."""
     axis = graph.constant([1], np.int64)
     largest = graph.add("ReduceMax", logits, axis, keepdims=1)
     inverse = graph.constant(1 / temperature)
@@ -114,7 +116,7 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
     others = graph.add("Where", is_top, graph.constant(-np.inf), scaled)
     second = graph.add("ReduceMax", others, axis, keepdims=1)
     alone = graph.add("IsInf", second)
-    # in a row with a single finite logit the others stay at -inf
+    # in a row with a single finite logit, the others stay at -inf
     reach = graph.add("Where", alone, graph.constant(0.0), second)
     wide = graph.add("Cast", graph.add("Sub", others, reach), to=DOUBLE)
     total = graph.add("ReduceSum", graph.add("Exp", wide), axis, keepdims=1)
@@ -124,10 +126,11 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 
 
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
-    """Return ``log sum exp`` per row (n,) in float64, given the maximum; -inf if the maximum is.
+    """Return ``log sum exp`` of each row (n,) in float64, given the row maxima ``second``.
 
-    Exponentials with a ``precision`` of float32 are three times as fast. A map needs float64: where
-    its function is steep, its ONNX form, which sums in float64, would differ.
+    It is -inf if the maximum is. ``precision`` is the dtype of the exponentials; float32 is three
+    times as fast, but maps need float64. Otherwise, where the function of a map is steep, the map
+    would differ from its ONNX form, which sums in float64.
     """
     reach = np.where(np.isinf(second), 0, second)
     terms = np.exp(others - reach[:, np.newaxis], dtype=precision)
@@ -165,13 +168,13 @@ class TopLabelCalibrator(AfterTemperature):
     ) -> TopLabelMap:
         """Fit on each row's log odds (float64) and whether its prediction was correct (0.0 or 1.0).
 
-        ``base`` has ``k``, ``kind`` and ``temperature`` for the map. Rows with a single finite
-        logit, whose log odds are infinite, are left out: they are certain with any map.
+        The map takes ``k``, ``kind`` and the temperature from ``base``. Rows with a single finite
+        logit have infinite log odds and are left out, as they are certain with any map.
         """
 
 
 def top_label(data: CalibrationSet, base: TemperatureTypeMap) -> tuple[Floats, Floats]:
-    """Return the log odds of the predicted class after ``base``, and 1.0 where it is correct."""
+    """Return the predicted class's log odds (n,) after ``base``, and 1.0 where it is correct."""
 
     def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:
         block = data.logits[start:stop]

@@ -36,7 +36,7 @@ MAX_NODES = 64
 
 
 class _Others(NamedTuple):
-    """The classes other than the predicted one: relative logits, largest, log-sum (n,)."""
+    """The classes other than the predicted one, relative to it: logits, row maxima and log-sums."""
 
     logits: Floats
     largest: Floats
@@ -47,10 +47,11 @@ class _Others(NamedTuple):
 class AdditiveMap(CalibrationMap):
     """New log odds of the predicted class, ``x + f(x) + g(log(1 + m)) + h(log(1 + d))``.
 
-    x are its log odds in ``softmax(logits / base_temperature)``, m the margin between the first and
-    the second, d the gap between the second and the third of the scaled logits. The functions are
-    linear between ``nodes`` (3, p) and constant beyond; the ``heights`` (3, p) are a posterior mean
-    with ``covariance`` (3p, 3p). The other classes share what is left as in
+    x is the log odds of the predicted class in ``softmax(logits / base_temperature)``. m is the
+    margin between the largest and the second largest of the scaled logits, d the gap between the
+    second and the third. The functions f, g and h are linear between their ``nodes`` (3, p) and
+    constant beyond; their ``heights`` (3, p) are a posterior mean with ``covariance`` (3p, 3p). The
+    other classes share the remaining probability in the proportions of
     ``softmax(logits / rest_temperature)``.
     """
 
@@ -74,7 +75,8 @@ class AdditiveMap(CalibrationMap):
         if shapes != ((TERMS, count), (TERMS, count), (TERMS * count,) * 2) or count < 2:
             raise ParameterError(
                 "bad_parameter",
-                f"nodes and heights must have shape (3, p), covariance (3p, 3p), got {shapes}",
+                "nodes and heights must have shape (3, p) and covariance shape (3p, 3p), "
+                f"got {shapes}",
             )
         if count > MAX_NODES:
             raise ParameterError(
@@ -91,7 +93,7 @@ class AdditiveMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return 2 * self.k + 8 * TERMS
 
     def _interval(self, logits: Floats, level: float) -> tuple[Floats, Floats]:
@@ -130,8 +132,8 @@ class AdditiveMap(CalibrationMap):
     def _lowest(self, block: Floats) -> Floats:
         """Return the lowest log odds (n,) that keep the predicted class ahead of the second.
 
-        The band's upper bound is never below them, so the band includes the confidence of
-        ``apply``.
+        The upper bound of the band is never below them, so that the band includes the confidence
+        that ``apply`` returns.
         """
         others = _others(block, self.rest_temperature)
         alone = np.isinf(others.largest)
@@ -146,7 +148,7 @@ class AdditiveMap(CalibrationMap):
         return np.asarray(log_odds + interpolated(terms.T, self.nodes, self.heights).sum(axis=1))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the corrected log odds, then the other classes at their own temperature."""
+        """Add the map to an ONNX graph: corrected log odds, other classes at their temperature."""
         log_odds = onnx_others(graph, logits, self.k, self.base_temperature).log_odds
         one = graph.constant(1.0, np.float64)
         count = min(2, self.k - 1)  # gaps: two classes have only the margin
@@ -170,22 +172,22 @@ class AdditiveMap(CalibrationMap):
 class Additive(AfterTemperature):
     """``logit P(hit) = x + f(x) + g(log(1 + m)) + h(log(1 + d))``, as smooth as the data require.
 
-    After temperature scaling, x are the log odds of the predicted class, m is the margin between
-    the largest and the second largest logit and d the gap between the second and the third. The
+    After temperature scaling, x is the log odds of the predicted class, m the margin between the
+    largest and the second largest logit, and d the gap between the second and the third. The
     functions are linear between 14 nodes, with Gaussian priors on their second differences and on
-    their size. The result is averaged over a grid of log precisions, which determine how smooth and
-    how large the functions are, and over the models with one, two and three terms, each weighted by
-    its evidence (Laplace's approximation) and a weak prior. If temperature scaling suffices, the
-    functions are nearly 0. There is no seed and nothing to tune.
+    their size. The result is an average over a grid of log precisions, which determine how smooth
+    and how large the functions are, and over the models with one, two and three terms. Each model
+    is weighted by its evidence (Laplace's approximation) and a weak prior. If temperature scaling
+    suffices, the functions are nearly 0. There is no seed and nothing to tune.
 
-    The predicted class is kept. The other classes share what is left in the proportions of
-    ``softmax(z / T_rest)``, where T_rest is the most likely temperature given the rows on which the
-    predicted class was wrong (with the prior ``log(T_rest / T) ~ N(0, 0.5^2)``).
+    The predicted class is kept. The other classes share the remaining probability in the
+    proportions of ``softmax(z / T_rest)``. T_rest is the most probable temperature given the rows
+    whose predicted class was wrong, under the prior ``log(T_rest / T) ~ N(0, 0.5^2)``.
 
-    The posterior yields ``interval``, a credible band of each row's confidence. More than 4,096
-    rows are gathered into 4,096 cells of about equally many rows by x, m and d.
+    The posterior yields ``interval``, a credible band of each row's confidence. If there are more
+    than 4,096 rows, they are gathered by x, m and d into 4,096 cells of nearly equal size.
 
-    Related: penalised splines (Eilers & Marx 1996), Laplace approximations over a grid of
+    Related work: penalised splines (Eilers & Marx 1996), and Laplace approximations over a grid of
     hyper-parameters (Rue, Martino & Chopin 2009). docs/studies/auto.md has a comparison.
 
     >>> rng = np.random.default_rng(0)
@@ -244,10 +246,10 @@ class Additive(AfterTemperature):
 
 
 def gap_terms(logits: Floats, temperature: float) -> tuple[Floats, Floats]:
-    """Return ``log(1 + m)`` and ``log(1 + d)`` (n,) of ``logits / temperature``.
+    """Return ``log(1 + m)`` and ``log(1 + d)`` (n,) for ``logits / temperature``.
 
-    m is the margin between the largest and the second largest, d the gap between the second and the
-    third, 0 if there is none.
+    m is the margin between the largest and the second largest value, and d the gap between the
+    second and the third, or 0 if there is no third.
 
     >>> one, two = gap_terms(np.array([[0.0, 3.0, 2.0]]), 1.0)
     >>> np.expm1([one[0], two[0]]).round(6).tolist()

@@ -1,4 +1,4 @@
-"""Auto: the additive map, or one that measurably beats it if the class may change."""
+"""Auto: the additive map or, if the predicted class may change, a map that measurably beats it."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "the data determine how smooth and how large its correction is: no choice is needed"
+ADDITIVE = "its correction is as smooth and as large as the data require: no choice is needed"
 
 
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """The default: ``additive``, which needs no choice among methods.
+    """The default method: fit ``additive`` unless another method is allowed to compete and wins.
 
-    With fewer than 20 rows, or if temperature scaling has no finite optimum, it is temperature
+    With fewer than 20 rows, or if temperature scaling has no finite optimum, the map is temperature
     scaling with the prior ``log T ~ N(0, 0.5^2)``.
 
     With ``allow_class_change``, the methods that may change the predicted class compete with
-    ``additive``; with ``candidates``, the named methods do. They are compared by their out-of-fold
-    NLL (``folds``, stratified): the best of those that beat ``additive`` by two standard errors of
-    the paired difference, widened because folds overlap, wins. The winner is fitted on all
-    rows and returned as its own kind of map; its ``fit_info`` holds every candidate with its
-    out-of-fold scores and 95 % intervals, its change from ``additive``, and ``why``.
+    ``additive``; with ``candidates``, the named methods do. They are compared by their NLL in a
+    stratified cross-validation with ``folds`` folds. A method must beat ``additive`` by two
+    standard errors of the paired difference, which are widened because the folds share rows; the
+    best of these methods wins. The winner is fitted on all rows, and its map is returned. Its
+    ``fit_info`` lists every candidate with its out-of-fold scores, their 95 % intervals and the
+    change from ``additive``; ``why`` states the reason for the choice.
 
-    ``budget``, in seconds, limits the cross-validation; the winner's fit on all rows comes after
-    it. A candidate that would not finish in time is left out: ``left_out`` in ``fit_info`` says
-    which and why, and an OutOfTime warning is issued. The same data and seed yield the same map as
-    long as no candidate is left out. The report of ``fit_and_judge`` says how many seconds each
+    ``budget``, in seconds, limits the cross-validation but not the final fit of the winner. A
+    candidate that would not finish in time is left out: ``left_out`` in ``fit_info`` names it with
+    the reason, and an OutOfTime warning is issued. The same data and seed yield the same map as
+    long as no candidate is left out. The report of ``fit_and_judge`` states how many seconds each
     candidate took.
 
-    docs/studies/auto.md has the comparison that this default is based on.
+    This default is based on the comparison in docs/studies/auto.md.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
@@ -77,13 +78,13 @@ class Auto(Calibrator):
 
     @property
     def method_needing_segments(self) -> str | None:
-        """The first named candidate that needs the segment of each row."""
+        """Name of the first candidate that needs the segment of each row; None if none does."""
         from calibrators.registry import get_method
 
         return next((name for name in self.candidates if get_method(name).needs_segments), None)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of the largest candidate, including any folds."""
+        """Estimate the peak memory of the largest candidate, including copies of folds."""
         recipes = self._recipes()
         folds = 8 * (n * k + 4 * len(recipes) * n) if len(recipes) > 1 else 0
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
@@ -123,7 +124,7 @@ class Auto(Calibrator):
         trials: dict[str, Trial],
         left_out: list[dict[str, str]],
     ) -> CalibrationMap:
-        """Add to a map's ``fit_info`` how it was chosen."""
+        """Return a map with an account of the choice added to its ``fit_info``."""
         return fitted.with_info(
             chosen_by=self.name,
             winner=fitted.method,
@@ -136,7 +137,7 @@ class Auto(Calibrator):
         )
 
     def _recipes(self) -> dict[str, Calibrator]:
-        """Return the candidates' recipes by name, additive first, with this recipe's seed."""
+        """Return the recipes of the candidates by name, additive first, with this recipe's seed."""
         from calibrators.registry import all_methods, keeps_class, make_recipe
 
         if self.name in self.candidates:
@@ -157,8 +158,8 @@ class Auto(Calibrator):
             if name in methods and methods[name].needs_features:
                 raise ParameterError(
                     "bad_parameter",
-                    f"Auto.candidates names {name!r}, which needs features: whether callers have "
-                    "to send them must not depend on which method wins, so fit it by itself",
+                    f"Auto.candidates names {name!r}, which needs features: fit it by itself, "
+                    "because callers would have to send features only if it won",
                 )
             if name in changing and not self.allow_class_change:
                 raise ParameterError(
@@ -172,12 +173,12 @@ class Auto(Calibrator):
         return {name: make_recipe(name, {}, seed=self.seed) for name in known}
 
     def _change(self, trial: Trial, base: Trial, level: float) -> Interval:
-        """Return the change in NLL from the base."""
+        """Return an interval for the difference in NLL between a trial and the base."""
         interval = mean_interval(trial.scores.nll - base.scores.nll, level)
         return interval.widened(fold_factor(self.folds))
 
     def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
-        """Return the best of the methods that clearly beat the base, else the base; and why."""
+        """Return the best method that clearly beats the base, or the base, and the reason."""
         others = {name: trial for name, trial in trials.items() if name != BASE}
         changes = {
             name: self._change(trial, trials[BASE], TWO_DEVIATIONS)
@@ -207,14 +208,14 @@ class Auto(Calibrator):
 def _fit_after(
     scaled: TemperatureMap, recipe: Calibrator, data: CalibrationSet, context: FitContext
 ) -> CalibrationMap:
-    """Fit on all rows; temperature scaling, if the method starts with it, is not fitted again."""
+    """Fit on all rows; methods that start with temperature scaling reuse ``scaled``."""
     if isinstance(recipe, AfterTemperature):
         return recipe.fit_after(data, scaled, context)
     return recipe.fit_in(data, context)
 
 
 def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
-    """Return methods that could be fitted on this set, but are candidates only if named."""
+    """Return the methods that suit this set but only become candidates if they are named."""
     if data.segments is None or "segmented" in recipes:
         return []
     why = "its map always needs the segment of each row: add it to candidates to try it"
@@ -222,7 +223,7 @@ def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[
 
 
 def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
-    """Fit temperature scaling with log T ~ N(0, 0.5^2), for data that are not enough alone."""
+    """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), the fallback of ``auto``."""
 
     def penalised(beta: float) -> float:
         context.cancelled()

@@ -25,7 +25,7 @@ NEAR_ONE = 1 - 1e-12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BbqMap(HistogramMap):
-    """Averaged ``accuracy`` (b,) of the intervals between merged ``edges`` (b - 1,) in log-odds."""
+    """Averaged ``accuracy`` (b,) between the merged ``edges`` (b - 1,), which are log odds."""
 
     method = "bbq"
     complexity = 190
@@ -33,26 +33,27 @@ class BbqMap(HistogramMap):
 
 @dataclass(frozen=True)
 class Bbq(TopLabelCalibrator):
-    """The top label's confidence becomes a weighted mean over histograms of different sizes.
+    """Replace the top label's confidence with a weighted mean over histograms of different sizes.
 
-    ``c = max softmax(z / T)`` with the T of temperature scaling. A candidate for each number of
-    bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3) has bins with equally many rows. A bin
-    with n rows, m of them correct, and the middle p of its interval of confidences yields
-    ``(m + a) / (n + N/B)``, with ``a = p N/B``, ``b = (1 - p) N/B`` and N = ``prior_rows``: the
-    posterior mean under a Beta(a, b) prior. The candidates are averaged with weights proportional
-    to their marginal likelihood, with G the gamma function,
+    The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. For each number
+    of bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3), there is a candidate histogram whose
+    bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be the
+    middle of its interval of confidences, N = ``prior_rows``, ``a = p N/B`` and
+    ``b = (1 - p) N/B``. Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b)
+    prior. The candidates are averaged with weights proportional to their marginal likelihood, where
+    G is the gamma function:
 
     ``prod over bins of  G(N/B) / G(n + N/B) * G(m + a) / G(a) * G(n - m + b) / G(b)``.
 
     Candidates with less than 1/10,000 of the largest weight are left out. Rows of equal confidence
     (to about 1e-5 in log odds) stay in one bin, so there may be fewer bins.
 
-    The mean of steps is neither smooth nor rising; the other classes share the rest in their old
-    proportions, and the predicted class keeps the largest probability. Included for comparison with
-    the tables of papers: public comparisons rank it near the bottom, and `isotonic` and `additive`
-    are better choices.
+    The result is a step function that need not be monotonic. The other classes share the rest in
+    their old proportions, and the predicted class keeps the largest probability. The method is
+    included for comparison with the tables of papers: public comparisons rank it near the bottom,
+    and `isotonic` and `additive` are better choices.
 
-    Rows with a single finite logit are certain with any map, and are left out.
+    Rows with a single finite logit are left out, as they are certain with any map.
 
     Naeini, Cooper, Hauskrecht: Obtaining well calibrated probabilities using Bayesian binning. AAAI
     2015.
@@ -122,7 +123,7 @@ class Candidate:
 class RankedRows:
     """Rows in ascending order of log odds, with the number of correct rows below each position.
 
-    ``ends`` are the places where runs of equal log odds end.
+    ``ends`` holds the positions at which runs of equal log odds end.
     """
 
     log_odds: Floats
@@ -131,14 +132,14 @@ class RankedRows:
 
     @classmethod
     def of(cls, log_odds: Floats, correct: Floats) -> RankedRows:
-        """Sort the rows."""
+        """Sort rows by their log odds, and count the correct ones below each position."""
         order = np.argsort(log_odds)
         ordered = log_odds[order]
         below = np.concatenate([[0.0], np.cumsum(correct[order])])
         return cls(ordered, below, tie_ends(ordered, log_odds_reach))
 
     def sizes(self, spread: float) -> Iterator[int]:
-        """Yield the candidates' numbers of bins, without those that ties make equal to the last."""
+        """Yield the candidates' numbers of bins; skip those that ties reduce to the last one."""
         n = self.log_odds.size
         centre = n ** (1 / 3)
         before, most = 0, min(n, math.floor(centre * spread))
@@ -172,7 +173,7 @@ class RankedRows:
 
 
 def averaged(candidates: list[Candidate], weights: Floats) -> tuple[Floats, Floats]:
-    """Return the edges and values of the weighted mean of step functions.
+    """Return the edges and the values of the weighted mean of step functions.
 
     >>> first = Candidate(np.array([0.0]), np.array([0.2, 0.8]), 0.0)
     >>> second = Candidate(np.array([1.0]), np.array([0.4, 0.6]), 0.0)
@@ -189,5 +190,5 @@ def averaged(candidates: list[Candidate], weights: Floats) -> tuple[Floats, Floa
 
 
 def _log_gamma(values: Floats) -> float:
-    """Return the sum of log G over the values."""
+    """Return the sum of the log gamma function over the values."""
     return math.fsum(map(math.lgamma, values.tolist()))

@@ -1,4 +1,4 @@
-"""Beta calibration: three parameters per class, which bend both ends of its probability."""
+"""Beta calibration: three parameters per class, which bend its probability near 0 and near 1."""
 
 from __future__ import annotations
 
@@ -72,27 +72,29 @@ class BetaMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class Beta(OneVsRestCalibrator[LogisticMinimum]):
-    """Each class's log odds become ``a ln p - b ln(1 - p) + c``, a and b >= 0; rows sum to 1.
+    """Map each class's log odds to ``a ln p - b ln(1 - p) + c`` with a, b >= 0; rows sum to 1.
 
-    ``p = softmax(z / T)`` with the T of temperature scaling. The three numbers of class k come
+    Here ``p = softmax(z / T)`` with the T of temperature scaling. The three numbers of class k come
     from a logistic regression of "the label is k" on ``ln p_k`` and ``-ln(1 - p_k)``: a bends the
-    probability near 0, b bends it near 1, c shifts it; a = b = 1, c = 0 changes nothing. The new
-    probabilities are divided by their sum. With two classes the two functions mirror each other and
-    already sum to 1: that is the published method. The predicted class may change.
+    probability near 0, b bends it near 1, and c shifts it; a = b = 1, c = 0 changes nothing. The
+    new probabilities are divided by their sum. With two classes, the two functions mirror each
+    other and already sum to 1, which is the published method. The predicted class may change.
 
-    Each class minimises its mean NLL plus ``prior / (2 n) |(a, b, c) - (1, 1, 0)|^2``, a weak prior
-    without which a class that never occurs, or is perfectly separated, has no finite optimum.
-    On 13 real test sets (two splits), priors of 0.01, 0.1, 1 and 10 gave mean test NLLs of 0.811,
-    0.815, 0.829 and 0.861; without two sets in which most classes never occur, priors from 0.01 to
-    1 differ by less than 0.005, and 0.1 lies in between.
-    The problem is convex; it is solved by Newton's method with step halving until no component of
+    The fit of each class minimises the mean NLL plus ``prior / (2 n) |(a, b, c) - (1, 1, 0)|^2``.
+    Without this weak prior, a class that never occurs or is perfectly separated would have no
+    finite optimum. On 13 real test sets (two splits), priors of 0.01, 0.1, 1 and 10 gave mean test
+    NLLs of 0.811, 0.815, 0.829 and 0.861. If two sets in which most classes never occur are left
+    out, the NLLs for priors from 0.01 to 1 differ by less than 0.005; the default of 0.1 lies in
+    the middle of this range.
+
+    The problem is convex. It is solved by Newton's method with step halving until no component of
     the gradient exceeds ``tolerance``, with a NotConverged warning after 200 steps. If a or b is
-    negative, the problems with a = 0, with b = 0 and with both are solved and the best solution is
-    used: the exact optimum under a, b >= 0 (the authors refit without the negative parameter, which
-    is the same unless the other then becomes negative).
+    negative, the problems with a = 0, with b = 0 and with a = b = 0 are solved as well, and the
+    best solution is used, which is the exact optimum under a, b >= 0. The authors refit without the
+    negative parameter, which is the same unless the other one then becomes negative.
 
-    A row in which class k, or every class but k, is at -inf says nothing about class k and is left
-    out of its fit.
+    A row in which the logit of class k, or of every class but k, is -inf carries no information
+    about class k and is left out of its fit.
 
     Kull, Silva Filho, Flach: Beta calibration: a well-founded and easily implemented improvement on
     logistic calibration for binary classifiers. AISTATS 2017.

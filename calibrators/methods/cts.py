@@ -23,17 +23,17 @@ from calibrators.numerics.softmax import rewritten
 
 POINTS_PER_OCTAVE = 16
 OCTAVES = 2
-GAIN = 1e-9  # in rows: a lower ECE by less is a rounding error
-NEVER = -37.0  # a score so far below the largest does not change the confidence
+GAIN = 1e-9  # in rows; a smaller decrease of the ECE is treated as a rounding error
+NEVER = -37.0  # a score this far below the largest does not change the confidence
 
 Integers = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassTemperatureMap(LinearMap):
-    """``softmax(weights * x)``, x = logits / base_temperature; the bias is 0.
+    """``softmax(weights * x)`` with x = logits / base_temperature; the bias is 0.
 
-    If ``centred``, x are relative to the mean of their row's finite ones.
+    If ``centred`` is True, the mean of the row's finite values is subtracted from x.
     """
 
     method = "cts"
@@ -45,7 +45,7 @@ class ClassTemperatureMap(LinearMap):
         super().__post_init__()
         if self.weights.ndim != 1 or self.bias.any():
             raise ParameterError(
-                "bad_parameter", "a CTS map must have one weight for each class, and bias 0"
+                "bad_parameter", "a CTS map must have one weight for each class, and a bias of 0"
             )
         broken = np.logical_not((self.weights > 1e-37) & (self.weights < 1e37))
         refuse("weights", "lie between 1e-37 and 1e37", self.weights, broken)
@@ -78,31 +78,33 @@ class ClassTemperatureMap(LinearMap):
 
     @property
     def class_temperatures(self) -> Floats:
-        """The temperature for each class's column (k,)."""
+        """The temperature of each class's column, (k,)."""
         return np.asarray(self.base_temperature / self.weights)
 
 
 @dataclass(frozen=True)
 class ClassTemperature(AfterTemperature):
-    """``p = softmax(z_1 / T_1, ..., z_K / T_K)``, the temperatures minimising ECE on the fit set.
+    """``p = softmax(z_1 / T_1, ..., z_K / T_K)`` with temperatures that minimise the ECE.
 
-    The greedy search of the paper: one class after another takes the temperature of a grid that
-    lowers the ECE most while all others stay, for up to ``sweeps`` rounds over the classes, or
-    until no class changes. The search starts at the single temperature of the grid with the lowest
-    ECE. The predicted class may change. To keep it, use `predicted_class_temperature`, whose
-    temperature belongs to the predicted class.
+    This is the greedy search of the paper on the fit set. One class after another takes the
+    temperature of a grid that lowers the ECE most while all other temperatures stay fixed. The
+    search ends after ``sweeps`` rounds over the classes, or when no class changes. It starts at the
+    single temperature of the grid with the lowest ECE. The predicted class may change. To keep it,
+    use `predicted_class_temperature`, where the temperature of a row depends on its predicted
+    class.
 
-    Choices made here: z are the logits divided by the temperature of temperature scaling minus the
-    mean of the row's finite ones, so that neither the scale of the logits nor a constant added to a
-    row matters; the grid has 65 temperatures in equal ratios, from a quarter to four times the
-    scale; classes with the most predictions go first. With ``as_published``, z are the logits as
-    they are, so both matter; the grid is 0.1, 0.2, ..., 10; and classes go by their number.
+    Choices made here: z are the logits divided by the temperature of temperature scaling, minus the
+    mean of the row's finite values, so that neither the scale of the logits nor a constant added to
+    a row matters. The grid has 65 temperatures in equal ratios, from a quarter to four times the
+    scale. Classes with the most predictions come first. With ``as_published``, z are the logits as
+    they are, so both the scale and constants matter; the grid is 0.1, 0.2, ..., 10; and classes
+    come in the order of their numbers.
 
-    Each row keeps its two largest columns and its sum of exponentials, so that trying a temperature
-    costs one exponential per row and not K.
+    For each row, the two largest columns and the sum of exponentials are stored. Trying a
+    temperature therefore costs one exponential per row instead of K.
 
-    With few rows of a class the temperature fits their noise, and accuracy can fall: included for
-    comparison with the tables of papers, see docs/studies/posthoc.md.
+    If a class has few rows, its temperature fits their noise, and accuracy can fall. The method is
+    included for comparison with the tables of papers; see docs/studies/posthoc.md.
 
     Frenkel, Goldberger: Network calibration by class-based temperature scaling. EUSIPCO 2021.
 
@@ -126,7 +128,7 @@ class ClassTemperature(AfterTemperature):
     as_published: bool = False
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: the features and their mask, plus numbers per row."""
+        """Estimate the peak memory: the features, their mask, and 20 more numbers per row."""
         return int(8 * n * (1.3 * k + 20)) + scratch_bytes()
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
@@ -178,10 +180,10 @@ class ClassTemperature(AfterTemperature):
 
 @dataclass(frozen=True, eq=False)
 class Leaders:
-    """The two largest scores of each row, and ``total``, the sum of exp(score - largest).
+    """The two largest scores of each row, their columns, and the sum of exponentials.
 
-    ``top`` and ``runner`` are their columns. A row without finite scores has ``largest`` -inf and
-    ``total`` 0.
+    ``top`` is the column of ``largest`` and ``runner`` that of ``second``. ``total`` is the sum of
+    exp(score - largest). A row without finite scores has ``largest`` -inf and ``total`` 0.
     """
 
     top: Integers
@@ -192,7 +194,7 @@ class Leaders:
 
     @classmethod
     def of(cls, scores: Floats) -> Leaders:
-        """Return the leaders of scores (n, k), which are overwritten."""
+        """Return the leaders of scores (n, k); the scores are overwritten."""
         rows = np.arange(len(scores))
         top = scores.argmax(axis=1)
         largest = scores[rows, top]
@@ -203,12 +205,12 @@ class Leaders:
         return cls(top, largest, runner, scores[rows, runner], total)
 
     def put(self, rows: Any, part: Leaders) -> None:
-        """Replace some rows."""
+        """Replace the given rows by those of ``part``."""
         for name, values in vars(part).items():
             getattr(self, name)[rows] = values
 
     def joined(self, column: int, score: Floats) -> Leaders:
-        """Return the leaders after adding the scores (n,) of a column that was left out."""
+        """Return the leaders after adding a column with the given scores (n,)."""
         wins = (score > self.largest) | ((score == self.largest) & (column < self.top))
         weight = np.exp(-np.abs(score - self.largest))
         second = np.where(wins, self.largest, np.maximum(score, self.second))
@@ -223,7 +225,7 @@ class Leaders:
 
 
 class GreedySearch:
-    """Greedy search over the temperatures of the columns of ``x`` (n, k); masked ones are -inf."""
+    """Greedy search over the temperatures of the columns of ``x`` (n, k); values may be -inf."""
 
     def __init__(self, x: Floats, labels: Integers, factors: Floats, bins: int) -> None:
         self._x, self._labels, self._bins, self._inverse = x, labels, bins, 1 / factors
@@ -247,7 +249,10 @@ class GreedySearch:
         return value, sweep + 1
 
     def _best_for_all(self, factors: Floats) -> int:
-        """Return the place of the single temperature with the lowest ECE, nearest to 1 on ties."""
+        """Return the index of the factor that gives the lowest ECE if all columns use it.
+
+        On ties, the factor nearest to 1 is used.
+        """
         values = []
         for place in range(factors.size):
             self.chosen = np.full(self._x.shape[1], place)
@@ -266,7 +271,7 @@ class GreedySearch:
         return Leaders(*(np.concatenate(column) for column in columns))
 
     def _improve(self, column: int) -> float:
-        """Give a column its best temperature; return n times the ECE."""
+        """Set a column to its best temperature; return n times the resulting ECE."""
         others = self._without(column)
         values = self._values(column, others)[self._nearest]
         best, now = int(values.argmin()), int(np.argmax(self._nearest == self.chosen[column]))
@@ -278,10 +283,10 @@ class GreedySearch:
         return float(values[best])
 
     def _without(self, column: int) -> Leaders:
-        """Return the leaders among the other columns."""
+        """Return the leaders among all columns but this one."""
         now = self._leading
         score = self._x[:, column] * self._inverse[self.chosen[column]]
-        # at least the largest itself, also after rounding
+        # at least the term of the largest score itself, despite rounding
         left = np.maximum(now.total - np.exp(score - now.largest), 1.0)
         top, runner = now.top.copy(), now.runner.copy()
         others = Leaders(top, now.largest.copy(), runner, now.second.copy(), left)
@@ -297,7 +302,7 @@ class GreedySearch:
         return Leaders.of(scores)
 
     def _values(self, column: int, others: Leaders) -> Floats:
-        """Return n times the ECE with each temperature of the grid in one column."""
+        """Return n times the ECE for each temperature of the grid in one column."""
         own, right = self._x[:, column], self._labels == others.top
         inverse = self._inverse
         highest = np.where(own > 0, own * inverse.max(), own * inverse.min()) - others.largest
@@ -306,7 +311,7 @@ class GreedySearch:
         chaser = own[chasing], others.largest[chasing], others.total[chasing], right[chasing]
         rival = np.flatnonzero(highest >= 0)
         largest, total = others.largest[rival], others.total[rival]
-        # on a tie the lower column number leads
+        # on a tie, the lower column number leads
         bound = np.where(column < others.top[rival], np.nextafter(largest, -np.inf), largest)
         hits = self._labels[rival] == column, right[rival]
 
@@ -326,6 +331,6 @@ class GreedySearch:
         return np.concatenate(map_blocks(work, inverse.size, own.size))
 
     def _sums(self, confidence: Floats, correct: NDArray[np.bool_]) -> Floats:
-        """Return the sum of confidence minus correctness in each bin."""
+        """Return the sum of confidence minus correctness for each bin."""
         index = np.ceil(confidence * self._bins).astype(np.intp)
         return np.bincount(index, confidence - correct, self._bins + 1).astype(np.float64)

@@ -25,7 +25,7 @@ from calibrators.numerics.softmax import InverseTemperature, scaled_logits, soft
 class EtsMap(CalibrationMap):
     """``scaled softmax(z / temperature) + unscaled softmax(z) + uniform / k``; weights sum to 1.
 
-    The uniform part is shared by the classes whose logit is not -inf.
+    The uniform part is divided among the classes whose logits are not -inf.
     """
 
     method = "ets"
@@ -47,12 +47,12 @@ class EtsMap(CalibrationMap):
             )
 
     def _parts(self) -> list[tuple[float, float]]:
-        """Return weight and 1/T of the softmax parts with a positive weight."""
+        """Return the weight and 1/T of each softmax part whose weight is positive."""
         parts = [(self.scaled, 1 / self.temperature), (self.unscaled, 1.0)]
         return [part for part in parts if part[0] > 0]
 
     def _check(self, logits: Floats) -> None:
-        """Raise if a row has no softmax, unless a part of the mixture checks that anyway."""
+        """Raise if the softmax of a row is undefined, unless a part of the mixture checks that."""
         if not self._parts():
             check_rows(row_maxima(logits))
 
@@ -67,7 +67,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def _transform(self, logits: Floats) -> Floats:
-        """Return the mixture's logarithms, in which tiny probabilities do not underflow."""
+        """Return the logarithms of the mixture; tiny probabilities do not underflow."""
         self._check(logits)
         with np.errstate(divide="ignore"):
             mixed: Floats = np.log(_shares(logits) * logits.dtype.type(self.uniform))
@@ -80,7 +80,7 @@ class EtsMap(CalibrationMap):
         return mixed
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the logarithm of the mixture; sums over classes are computed in doubles."""
+        """Add the logarithm of the mixture to an ONNX graph; sums over classes are in doubles."""
         axis = graph.constant([1], np.int64)
         finite = graph.add("Cast", graph.add("Not", graph.add("IsInf", logits)), to=DOUBLE)
         count = graph.add("ReduceSum", finite, axis, keepdims=1)
@@ -108,18 +108,18 @@ def _shares(logits: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class EnsembleTemperature(AfterTemperature):
-    """``p = w1 softmax(z / T) + w2 softmax(z) + w3 / K``, w >= 0 and sum(w) = 1.
+    """``p = w1 softmax(z / T) + w2 softmax(z) + w3 / K`` with w >= 0 and sum(w) = 1.
 
-    T is the exact temperature of temperature scaling; with T fixed, the weights minimise
-    ``objective``, "nll" or "brier" (the paper has both). That is convex: it is solved on the
-    simplex by Newton steps within a face, with exact zeros for unused weights, until
-    ``w . gradient - min(gradient) <= 1e-11``. This number, ``gap`` in ``fit_info``, bounds how far
-    the objective is above the optimum. w = (1, 0, 0) is temperature scaling, so the objective on
-    the fit set is never above that of temperature scaling.
+    T is the exact temperature of temperature scaling. With T fixed, the weights minimise
+    ``objective``, which is "nll" or "brier"; the paper has both. This problem is convex. It is
+    solved by Newton steps on the faces of the simplex, with exact zeros for unused weights, until
+    ``w . gradient - min(gradient) <= 1e-11``. The left-hand side, ``gap`` in ``fit_info``, bounds
+    the distance of the objective from its optimum. w = (1, 0, 0) is temperature scaling, so the
+    objective on the fit set is never above that of temperature scaling.
 
-    Every part keeps the order of the classes, and so does the mixture. Classes at -inf have no
-    share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is the
-    model itself, so the scale of the logits matters here: multiplying them by a number yields a
+    Every part keeps the order of the classes, and so does the mixture. Classes whose logit is -inf
+    have no share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is
+    the model itself, so the scale of the logits matters here: multiplying them by a number yields a
     different family of mixtures.
 
     Zhang, Kailkhura, Han: Mix-n-Match, ensemble and compositional methods for uncertainty
@@ -169,7 +169,7 @@ class EnsembleTemperature(AfterTemperature):
 
 
 def _log_partitions(data: CalibrationSet, beta: float) -> Floats:
-    """Return ``log sum_k exp(beta (z_k - z_max))`` of every row (n,), float64."""
+    """Return ``log sum_k exp(beta (z_k - z_max))`` of every row (n,) in float64."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         block, axis = oriented(data.logits[start:stop], scratch)
@@ -184,7 +184,7 @@ def _log_partitions(data: CalibrationSet, beta: float) -> Floats:
 
 
 def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats]:
-    """Return log-partitions at beta and at 1, and the parts' label log probabilities (n, 3)."""
+    """Return the log partitions at beta and at 1, and each part's log probability of the label."""
     gap = data.label_gaps.astype(np.float64)
     at_beta, at_one = _log_partitions(data, beta), _log_partitions(data, 1.0)
     finite = np.count_nonzero(data.logits > -np.inf, axis=1)
@@ -193,7 +193,7 @@ def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats
 
 
 def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights: mean NLL of the mixture, its gradient and Hessian."""
+    """Return a function of the weights that gives the mean NLL, its gradient and its Hessian."""
     _, _, logs = _at_label(data, beta)
     largest = logs.max(axis=1)
     offset = -float(largest.mean())
@@ -212,9 +212,9 @@ def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
 
 
 def _brier_score(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights: Brier score of the mixture, its gradient and Hessian.
+    """Return a function of the weights that gives the Brier score, its gradient and its Hessian.
 
-    ``sum_k p_k q_k`` of two softmaxes is a quotient of partition functions.
+    For two softmaxes p and q, ``sum_k p_k q_k`` is a quotient of partition functions.
     """
     at_beta, at_one, logs = _at_label(data, beta)
     products = np.empty((3, 3))

@@ -1,4 +1,4 @@
-"""Feature clipping: limit the features of the last layer, recompute the logits, scale them."""
+"""Feature clipping: clip the inputs of the last layer, recompute the logits and scale them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGEST_RESIDUAL = 0.1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureClippingMap(FeatureMap):
-    """``softmax(z' / temperature)``, ``z' = z - weight @ (h - clip(h, -threshold, threshold))``.
+    """``softmax(z' / temperature)``; ``z' = z - weight @ (h - clip(h, -threshold, threshold))``.
 
     h are the features of the row and z its logits, so z' are the logits of the clipped features.
     """
@@ -59,12 +59,12 @@ class FeatureClippingMap(FeatureMap):
 
     @property
     def feature_count(self) -> int:
-        """Number of features of a row."""
+        """Number of features per row."""
         return int(self.weight.shape[1])
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.feature_count + self.weight.size // 8
 
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
@@ -76,7 +76,7 @@ class FeatureClippingMap(FeatureMap):
 
 
 def clipped_logits(logits: Floats, features: Floats, weight: Floats, threshold: float) -> Floats:
-    """Return the logits (n, k) that the features have after clipping to [-threshold, threshold]."""
+    """Return the logits (n, k) for features clipped to [-threshold, threshold]."""
     out = np.empty(logits.shape, logits.dtype)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
@@ -91,24 +91,26 @@ def clipped_logits(logits: Floats, features: Floats, weight: Floats, threshold: 
 
 @dataclass(frozen=True)
 class FeatureClipping(Calibrator):
-    """``p = softmax(z' / T)``, z' the logits of the features clipped to [-c, c].
+    """``p = softmax(z' / T)``, where z' are the logits of features clipped to [-c, c].
 
-    Needs the features of each row and the classification head,
-    ``CalibrationSet(logits, labels, features=h, head=(W, b))``. Clipping takes most from rows with
-    extreme features, so, unlike one temperature, it lowers the confidence of some rows more than
-    that of others. ``z' = z - W (h - clip(h, -c, c))``, which are the logits ``W clip(h) + b`` if
-    the logits are those of the head; a head that does not reproduce the logits is refused.
+    The method needs the features of each row and the classification head:
+    ``CalibrationSet(logits, labels, features=h, head=(W, b))``. Clipping has the largest effect on
+    rows with extreme features. Unlike a single temperature, it therefore lowers the confidence of
+    some rows more than that of others. The new logits are ``z' = z - W (h - clip(h, -c, c))``,
+    which equals ``W clip(h, -c, c) + b`` if z are the logits of the head. A head that does not
+    reproduce the logits is refused.
 
-    c is chosen on a geometric grid of ``thresholds`` values from the largest |h|, which clips
-    nothing, down to 1/200 of it, by ``objective``: "nll" or "ece" (15 equal-width bins) on the fit
-    set after the exact temperature for that c. A c that leaves less than ``accuracy_kept`` of the
-    accuracy is not considered. The predicted class may change.
+    c is chosen from a geometric grid of ``thresholds`` values, which starts at the largest |h|,
+    where nothing is clipped, and ends at 1/200 of it. The best c has the lowest ``objective``,
+    "nll" or "ece" (15 equal-width bins), on the fit set after the exact temperature for that c.
+    Values that keep less than the share ``accuracy_kept`` of the accuracy are excluded. The
+    predicted class may change.
 
-    The paper clips only, without a temperature, and chooses c by ECE; its code tries 0.01, 0.02,
-    ..., 20, a grid that depends on the scale of the features, and the limit of 1 % of the accuracy
-    is that of the SMART paper's code. ``FeatureClipping(objective="ece", scaled=False)`` is that
-    method on our grid. Clipping from above only, as some implementations do, is the same for
-    features after a ReLU.
+    The paper clips without a temperature and chooses c by the ECE. Its code tries 0.01, 0.02, ...,
+    20, a grid that depends on the scale of the features. The default limit, a loss of 1 % of the
+    accuracy, is that of the SMART paper's code. ``FeatureClipping(objective="ece", scaled=False)``
+    is the paper's method on our grid. Some implementations clip from above only, which is the same
+    for features after a ReLU.
 
     Tao, Dong, Xu: Feature clipping for uncertainty calibration. AAAI 2025.
 
@@ -137,7 +139,7 @@ class FeatureClipping(Calibrator):
     accuracy_kept: Annotated[float, Ge(0), Le(1)] = 0.99
 
     def feature_bytes(self, n: int, d: int) -> int:
-        """Estimate what the features take in addition: blocks of them in float64."""
+        """Estimate the memory for blocks of features in float64."""
         return 8 * 2 * min(n * d, 1 << 20)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> FeatureClippingMap:
@@ -180,7 +182,7 @@ class FeatureClipping(Calibrator):
         threshold: float,
         context: FitContext,
     ) -> _Trial:
-        """Return temperature, objective and accuracy on the fit set for one threshold."""
+        """Return the temperature, objective and accuracy on the fit set for one threshold."""
         logits = clipped_logits(data.logits, features, weight, threshold)
         beta = 1.0
         if self.scaled:
@@ -201,15 +203,15 @@ class _Trial:
     accuracy: float = 0.0
 
     def order(self) -> tuple[float, float]:
-        """Return the sort key: the best objective, and of equal ones the largest threshold."""
+        """Return the sort key: the lowest objective comes first, then the largest threshold."""
         return self.value, -self.threshold
 
 
 def check_head(data: CalibrationSet, features: Features, head: Head) -> None:
     """Raise a FitError unless the head turns the features into the logits, up to row constants.
 
-    The median deviation may be a tenth of the median size of the logits, which allows for float16
-    features and logits in bfloat16, but for no other layer's features and no other head.
+    The median deviation may be up to a tenth of the median size of the logits. This allows for
+    float16 features and bfloat16 logits, but not for the features of another layer or another head.
     """
 
     def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Grouping calibration: a temperature per learned feature group, averaged over partitions."""
+"""Grouping calibration: a temperature for each learned feature group, averaged over partitions."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ MOST_PARTITIONS, MOST_GROUPS = 100, 20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupingMap(FeatureMap):
-    """``mean over u of softmax(logits / T_ug)``, g the group of the row in partition u.
+    """``mean over u of softmax(logits / T_ug)``, where g is the row's group in partition u.
 
-    ``temperatures`` (u, g); rows u g + j of ``weights`` (u g, d) score group j of partition u, and
-    a row belongs to the group with the largest score of its features.
+    ``temperatures`` has shape (partitions, groups). ``weights`` has a row for each of them, in the
+    same order; its product with a row's features is the score of that group. In each partition, a
+    row belongs to the group with the largest score.
     """
 
     method = "grouping"
@@ -69,16 +70,16 @@ class GroupingMap(FeatureMap):
 
     @property
     def feature_count(self) -> int:
-        """Number of features of a row."""
+        """Number of features per row."""
         return int(self.weights.shape[1])
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.weights.size // 8 + len(self.temperatures) * self.k
 
     def groups(self, features: Floats) -> NDArray[np.intp]:
-        """Return the group of each row in each partition, (n, u)."""
+        """Return the group of each row in each partition, (n, partitions)."""
         return groups_of(features, self.weights, self.temperatures.shape[1])
 
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
@@ -95,7 +96,7 @@ class GroupingMap(FeatureMap):
 
 
 def groups_of(features: Floats, weights: Floats, groups: int) -> NDArray[np.intp]:
-    """Return the group with the largest score for each row and partition, (n, u)."""
+    """Return the group with the largest score for each row and partition, (n, partitions)."""
     found = np.empty((len(features), len(weights) // groups), np.intp)
     for rows in row_blocks(len(features), max(features.shape[1], len(weights))):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -106,22 +107,23 @@ def groups_of(features: Floats, weights: Floats, groups: int) -> NDArray[np.intp
 
 @dataclass(frozen=True)
 class Grouping(Calibrator):
-    """``p = mean over partitions u of softmax(z / T_u,g)``, g = g_u(h) a learned group of the row.
+    """``p = mean over partitions u of softmax(z / T_ug)``, where g is the row's group in u.
 
-    Needs the features h of each row. Each partition divides the rows by a linear function of h:
-    ``P(g | h) = softmax(W_u h)`` without bias. W_u and a temperature for each of the ``groups``
-    minimise the NLL of the mixture ``sum_g P(g | h) softmax(z / T_g)`` plus ``decay`` times the
-    mean of W_u^2. Rows then belong to their most probable group, each group gets the exact
-    temperature of temperature scaling on its rows, and the probabilities of ``partitions``
-    different starts, drawn by ``seed``, are averaged. The order of the classes never changes.
+    The method needs the features h of each row. Each partition divides the rows into groups by a
+    linear function of h: ``P(g | h) = softmax(W_u h)``, without bias. W_u and a temperature for
+    each of the ``groups`` minimise the NLL of the mixture ``sum_g P(g | h) softmax(z / T_g)`` plus
+    ``decay`` times the mean of W_u^2. Each row is then assigned to its most probable group, and
+    each group gets the exact temperature of temperature scaling on its rows. This is repeated from
+    ``partitions`` random starts, drawn with ``seed``, and the probabilities are averaged. The order
+    of the classes never changes.
 
-    The constants are those of the released code: 2 groups, 20 partitions, decay 0.1, 100 steps. It
-    learns groups on one part of the data and temperatures on another, here both are learned on all
-    rows; it takes features as they are, here they are divided by their root mean square, which
-    makes decay independent of their scale. Both use L-BFGS, here for at most ``steps`` steps. A
-    group whose rows have no optimum within the bounds of temperature scaling gets the temperature
-    of all rows. If temperature scaling itself ends at its bound or finds flat logits, the map is
-    temperature scaling.
+    The constants are those of the released code: 2 groups, 20 partitions, decay 0.1, 100 steps. The
+    released code learns groups on one part of the data and temperatures on another; here, both are
+    learned on all rows. It uses the features as they are; here, they are divided by their root mean
+    square, so that the effect of decay does not depend on their scale. Both use L-BFGS, here for at
+    most ``steps`` steps. A group whose rows have no optimum within the bounds of temperature
+    scaling gets the temperature of all rows. If temperature scaling itself ends at its bound or
+    finds flat logits, the map is temperature scaling.
 
     Yang, Zhan, Gan: Beyond probability partitions: calibrating neural networks with semantic aware
     grouping. NeurIPS 2023.
@@ -150,12 +152,12 @@ class Grouping(Calibrator):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: curves of all rows, then parts of the data and their groups."""
+        """Estimate the peak memory: curves of all rows, or a part of the data with its groups."""
         curves = 8 * n * (curve_numbers(k) + 2 * _Likelihoods.count() + 4)
         return super().memory_bytes(n, k) + max(curves, 8 * n * (k + self.partitions))
 
     def feature_bytes(self, n: int, d: int) -> int:
-        """Estimate what the features take in addition: a block in float64, and the weights."""
+        """Estimate the memory for a block of features in float64 and for the weights."""
         return 8 * min(n, BLOCK_ROWS) * d + 8 * 6 * self.groups * self.partitions * d
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> GroupingMap:
@@ -189,7 +191,7 @@ class Grouping(Calibrator):
     def _learned(
         self, data: CalibrationSet, values: Floats, base: TemperatureMap, context: FitContext
     ) -> Floats:
-        """Return the weights (u g, d) of all partitions, for features as they are."""
+        """Return the learned weights (partitions * groups, d), which apply to unscaled features."""
         scale = _root_mean_square(values)
         likelihoods = _Likelihoods.of(data, 1 / base.temperature)
         width, count = values.shape[1], self.groups * self.partitions
@@ -222,7 +224,7 @@ class Grouping(Calibrator):
     def _mixtures(
         self, features: Floats, weights: Floats, log_betas: Floats, likelihoods: _Likelihoods
     ) -> tuple[Floats, Floats, Floats]:
-        """Return every partition's mean NLL, and its gradients in the weights and log betas."""
+        """Return each partition's mean NLL and its gradients for the weights and log betas."""
         n, total = len(features), np.zeros(self.partitions)
         of_weights, of_betas = np.zeros(weights.shape), np.zeros(log_betas.shape)
         for start in range(0, n, BLOCK_ROWS):
@@ -247,7 +249,7 @@ class Grouping(Calibrator):
         base: TemperatureMap,
         context: FitContext,
     ) -> Floats:
-        """Return the temperature for each group in each partition, fitted on its rows."""
+        """Return the temperatures (partitions, groups), each fitted on the rows of its group."""
         found = np.full((self.partitions, self.groups), base.temperature)
         plain = data.with_features(None)
         for partition in range(self.partitions):
@@ -265,9 +267,10 @@ class Grouping(Calibrator):
 
 @dataclass(frozen=True)
 class _Likelihoods:
-    """The log-likelihood of each row's label as a function of log beta, by cubic interpolation.
+    """The log likelihood of each row's label as a function of log beta, by cubic interpolation.
 
-    ``table`` (nodes, n) holds the values, ``slopes`` the derivatives times the distance of nodes.
+    ``table`` (nodes, n) holds its values at the nodes, and ``slopes`` its derivatives times the
+    distance between nodes.
     """
 
     table: Floats
@@ -280,7 +283,7 @@ class _Likelihoods:
 
     @classmethod
     def of(cls, data: CalibrationSet, beta: float) -> _Likelihoods:
-        """Tabulate the rows of a set, betas relative to ``beta``."""
+        """Tabulate the log likelihoods of a set's labels at nodes relative to ``beta``."""
         samples = observe(data, beta)
         nodes = np.exp2(np.arange(cls.count()) / NODES_PER_OCTAVE - OCTAVES)
         table, slopes = np.empty((2, len(nodes), data.n))
@@ -291,7 +294,7 @@ class _Likelihoods:
         return cls(table, slopes)
 
     def at(self, rows: slice, log_betas: Floats) -> tuple[Floats, Floats]:
-        """Return values and slopes of some rows at each of several log betas, (betas, rows)."""
+        """Return the values and slopes (betas, rows) of some rows at several log betas."""
         last = len(self.table) - 1
         at = np.clip(log_betas / STEP + OCTAVES * NODES_PER_OCTAVE, 0, last)
         left = np.minimum(at.astype(np.intp), last - 1)
@@ -306,13 +309,13 @@ class _Likelihoods:
 
 
 def _log_sum_exp(values: Floats) -> Floats:
-    """Return the logarithm of the sum of exponentials over the groups (u, g, n), (u, 1, n)."""
+    """Return the log-sum-exp over the second axis, which is kept with length 1."""
     largest = values.max(axis=1, keepdims=True)
     return np.asarray(np.log(np.exp(values - largest).sum(axis=1, keepdims=True)) + largest)
 
 
 def _root_mean_square(values: Floats) -> float:
-    """Return the root mean square of features; 1 if all are 0."""
+    """Return the root mean square of the features, or 1 if all of them are 0."""
     largest = max(float(values.max()), -float(values.min())) or 1.0
     total = 0.0
     for rows in row_blocks(*values.shape):

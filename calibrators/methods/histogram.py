@@ -1,4 +1,4 @@
-"""Histogram binning: the confidence becomes the accuracy of the bin it falls in."""
+"""Histogram binning: the confidence is replaced with the accuracy of the bin it falls in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAP_COPIES = 12  # measured with 2,000 classes and 10,000 bins
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HistogramMap(TopLabelMap):
-    """The ``accuracy`` (b,) of the confidence's bin; ``edges`` (b - 1,) are log odds."""
+    """The ``accuracy`` (b,) of the bin that the confidence falls in; ``edges`` are log odds."""
 
     method = "histogram"
     complexity = 110
@@ -71,20 +71,21 @@ class HistogramMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Histogram(TopLabelCalibrator):
-    """The top label's confidence becomes the accuracy of the fit set's rows in the same bin.
+    """Replace the top label's confidence with the accuracy of the fit rows in the same bin.
 
-    ``c = max softmax(z / T)`` with the T of temperature scaling. ``binning="mass"``: ``bins`` bins
-    with equally many rows, the edges half-way (in log odds) between neighbouring rows; rows of
-    equal confidence (to about 1e-5 in log odds) stay together in the lower bin, so there may be
-    fewer bins. ``"width"``: the bins (i/M, (i + 1)/M]; an empty bin yields its middle. The other
-    classes share the rest in their old proportions, and the predicted class keeps the largest
-    probability: the confidence does not fall below the second class's probability.
+    The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. With
+    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie half-way
+    (in log odds) between neighbouring rows. Rows of equal confidence (to about 1e-5 in log odds)
+    stay together in the lower bin, so there may be fewer bins. With ``binning="width"``, bins are
+    (i/M, (i + 1)/M] for M = ``bins``, and the value of an empty bin is its middle. The other
+    classes share the rest in their old proportions. The predicted class keeps the largest
+    probability, as its confidence does not fall below the probability of the second class.
 
-    ``smoothing``: a bin of m rows, s of them correct, yields ``(s + smoothing / 2) / (m +
-    smoothing)``, so that the first mistake in a bin that had none does not make the NLL infinite.
-    ``smoothing=0`` yields the plain accuracy s / m.
+    With ``smoothing``, the value of a bin with m rows, of which s are correct, is
+    ``(s + smoothing / 2) / (m + smoothing)``. A first mistake in a bin that had none on the fit set
+    then does not make the NLL infinite. ``smoothing=0`` gives the plain accuracy s / m.
 
-    Rows with a single finite logit are certain with any map, and are left out.
+    Rows with a single finite logit are left out, as they are certain with any map.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
     Bayesian classifiers. ICML 2001. Equal mass, with guarantees and without splitting the rows:
@@ -135,9 +136,9 @@ class Histogram(TopLabelCalibrator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HistogramOneVsRestMap(OneVsRestMap):
-    """The frequency of each class in the bin of its probability; rows sum to 1.
+    """The frequency of each class in the bin that its probability falls in; rows sum to 1.
 
-    Row k of ``edges`` (k, b - 1) and ``frequency`` (k, b) belongs to class k.
+    ``edges`` (k, b - 1) and ``frequency`` (k, b) have a row for each class.
     """
 
     method = "histogram_one_vs_rest"
@@ -183,18 +184,19 @@ class HistogramOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
-    """Each class's probability becomes the class's frequency among the rows of the same bin.
+    """Replace each class's probability with the frequency of the class among rows in the same bin.
 
-    ``p = softmax(z / T)`` with the T of temperature scaling. Each class has bins of its own over
-    p_k, built as in :class:`Histogram`; f_k is the share of label k in each, and the new
+    Let ``p = softmax(z / T)`` with the T of temperature scaling. Each class has its own bins of
+    p_k, built as in :class:`Histogram`. f_k is the share of label k in the bin, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. The predicted class may change.
 
-    ``smoothing``: a bin of m rows, s of them of class k, yields ``(s + smoothing / K) / (m +
-    smoothing)``, as if ``smoothing`` more rows had been spread evenly over the K classes. With
-    ``smoothing=0`` a row may get 0 for all classes, and then keeps p.
+    With ``smoothing``, the value of a bin with m rows, of which s have label k, is
+    ``(s + smoothing / K) / (m + smoothing)``, as if ``smoothing`` more rows had been spread evenly
+    over the K classes. With ``smoothing=0``, all classes of a row may get 0; the row then keeps p.
 
-    A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class without informative rows has bins of equal width that yield their middles.
+    A row in which the logit of class k, or of every class but k, is -inf carries no information
+    about f_k and is left out of its fit. A class without informative rows has bins of equal width,
+    whose values are their middles.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
     Bayesian classifiers. ICML 2001, one class against the rest as in their KDD 2002 paper.
@@ -218,7 +220,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 1.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory, including the map, its archive, its ONNX model and trial."""
+        """Estimate the peak memory, including the map, its archive and its ONNX model."""
         return super().memory_bytes(n, k) + MAP_COPIES * 2 * 8 * self.bins * k
 
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> list[Bins]:

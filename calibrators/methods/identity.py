@@ -1,4 +1,4 @@
-"""Identity: the model's own probabilities, the baseline for all other methods."""
+"""Identity: the model's own probabilities, as a baseline for all other methods."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ TINY = 1e-200
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IsotonicMap(TopLabelMap):
-    """The fit set's accuracy at each confidence, linear between ``confidence`` nodes."""
+    """The accuracy on the fit set as a function of confidence, linear between its nodes."""
 
     method = "isotonic"
     complexity = 120
@@ -75,24 +75,24 @@ class IsotonicMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Isotonic(TopLabelCalibrator):
-    """The top label's confidence is mapped by the non-decreasing function that fits best.
+    """Map the top label's confidence with the non-decreasing function f that fits best.
 
-    ``c = max softmax(z / T)`` with the T of temperature scaling; f minimises
-    ``sum_i (f(c_i) - correct_i)^2`` among all non-decreasing functions, found exactly by pooling
-    adjacent violators. Equal confidences (to about 1e-5 in log odds, which is rounding in float32)
-    are pooled first; between the confidences of the fit set f is linear, outside them constant
-    (like scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``).
-    The other classes share ``1 - f(c)`` in their old proportions, and the predicted class keeps the
-    largest probability: the confidence does not fall below the second class's probability.
+    The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. f minimises
+    ``sum_i (f(c_i) - correct_i)^2`` among all non-decreasing functions; it is found exactly by
+    pooling adjacent violators. Equal confidences (to about 1e-5 in log odds, the rounding error of
+    float32) are pooled first. f is linear between the confidences of the fit set and constant
+    outside them, like scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``. The other
+    classes share ``1 - f(c)`` in their old proportions. The predicted class keeps the largest
+    probability, as its confidence does not fall below the probability of the second class.
 
-    ``smoothing``: by itself the function is 0 below the first correct row and 1 above the last
-    wrong one, and a single mistake there makes the NLL infinite. So a correct row of weight
+    Without ``smoothing``, f is 0 below the first correct row and 1 above the last wrong one, so
+    that a single mistake there makes the NLL infinite. To avoid this, a correct row of weight
     ``smoothing / 2`` is added at the lowest confidence, and a wrong row of the same weight at the
-    highest; a last pool of m rows, all correct, then yields m / (m + 1/2) instead of 1. Only the
-    two ends change. Values from 0.3 to 2 gave the same mean test NLL to within 0.0003 on 13 real
-    test sets. ``smoothing=0`` is plain isotonic regression.
+    highest. By default, the value of a last pool of m correct rows is then m / (m + 1/2) instead of
+    1. Only the two ends change. On 13 real test sets, values from 0.3 to 2 gave the same mean test
+    NLL to within 0.0003. ``smoothing=0`` is plain isotonic regression.
 
-    Rows with a single finite logit are certain with any map, and are left out.
+    Rows with a single finite logit are left out, as they are certain with any map.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.
@@ -138,9 +138,10 @@ class Isotonic(TopLabelCalibrator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IsotonicOneVsRestMap(OneVsRestMap):
-    """How often the label was k at each probability of k, linear between nodes; rows sum to 1.
+    """The frequency of each class as a function of its probability; rows sum to 1.
 
-    Row k of ``probability`` (k, t) holds the nodes of class k, row k of ``frequency`` its values.
+    The functions are linear between their nodes. ``probability`` (k, t) holds the nodes of each
+    class, ``frequency`` (k, t) the values at the nodes.
     """
 
     method = "isotonic_one_vs_rest"
@@ -174,22 +175,22 @@ class IsotonicOneVsRestMap(OneVsRestMap):
 
 @dataclass(frozen=True)
 class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
-    """Each class's probability is mapped by its best non-decreasing function; rows sum to 1.
+    """Map each class's probability with the non-decreasing function that fits best; rows sum to 1.
 
-    ``p = softmax(z / T)`` with the T of temperature scaling; f_k minimises
+    Let ``p = softmax(z / T)`` with the T of temperature scaling. f_k minimises
     ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all non-decreasing functions, and the new
-    probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are as in
+    probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are treated as in
     :class:`Isotonic`. The predicted class may change.
 
-    ``smoothing``: as in :class:`Isotonic`, so that no possible label gets probability 0. The added
-    rows have a total weight of ``smoothing``, and their label may be any of the K classes: a row of
-    class k of weight ``smoothing / K`` at its lowest probability, and a row of another class of
-    weight ``smoothing (1 - 1/K)`` at its highest. A class that never occurs gets about
-    ``smoothing / (K n)``. With ``smoothing=0`` (plain isotonic regression) a row may get 0 for all
-    classes, and then keeps p.
+    As in :class:`Isotonic`, ``smoothing`` prevents a possible label from getting probability 0. For
+    class k, a row with label k and weight ``smoothing / K`` is added at the lowest probability, and
+    a row with another label and weight ``smoothing (1 - 1/K)`` at the highest, as if the label of
+    the added weight were equally likely to be any of the K classes. A class that never occurs gets
+    about ``smoothing / (K n)``. With ``smoothing=0``, which is plain isotonic regression, all
+    classes of a row may get 0; the row then keeps p.
 
-    A row in which class k, or every class but k, is at -inf says nothing about f_k and is left out
-    of its fit; a class without informative rows keeps its probability.
+    A row in which the logit of class k, or of every class but k, is -inf carries no information
+    about f_k and is left out of its fit. A class without informative rows keeps its probability.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.

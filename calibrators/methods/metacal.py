@@ -1,4 +1,4 @@
-"""MetaCal: rows that are probably wrong get the uniform distribution, the others a temperature."""
+"""MetaCal: the uniform distribution for rows that are probably wrong, a temperature for others."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MIN_SHARE = 0.05
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MetaCalMap(CalibrationMap):
-    """``softmax(z / temperature)`` up to an entropy of ``threshold``, uniform above.
+    """``softmax(z / temperature)`` up to an entropy of ``threshold``, and uniform above it.
 
-    The entropy of ``softmax(z / base_temperature)`` is in nats. The uniform distribution
-    covers the classes whose logit is not -inf.
+    The entropy is that of ``softmax(z / base_temperature)``, in nats. The uniform distribution is
+    over the classes whose logits are not -inf.
     """
 
     method = "metacal"
@@ -55,7 +55,7 @@ class MetaCalMap(CalibrationMap):
         return out
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the gaps to the largest logit divided by the temperature, or 0 for rejected rows."""
+        """Add the scaled logits to an ONNX graph, with 0 in place of those of rejected rows."""
         axis = graph.constant([1], np.int64)
         gaps = graph.add("Sub", logits, graph.add("ReduceMax", logits, axis, keepdims=1))
         scaled = graph.add("Mul", gaps, graph.constant(1 / self.temperature))
@@ -66,7 +66,7 @@ class MetaCalMap(CalibrationMap):
 
 
 def entropies(logits: Floats, temperature: float) -> Floats:
-    """Return the entropy of ``softmax(logits / temperature)`` of every row (n,), float64."""
+    """Return the entropy (n,) of every row of ``softmax(logits / temperature)`` in float64."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         return indicate("entropy", logits[start:stop], temperature)[:, 0]
@@ -76,33 +76,35 @@ def entropies(logits: Floats, temperature: float) -> Floats:
 
 @dataclass(frozen=True)
 class MetaCal(AfterTemperature):
-    """Rows whose entropy is above a threshold are rejected; the others get a temperature.
+    """Reject rows whose entropy is above a threshold; calibrate the others with a temperature.
 
-    A rejected row gets the uniform distribution, as an unreliable prediction carries no
-    information; the temperature is fitted exactly, on the accepted rows alone. The threshold
+    A rejected row gets the uniform distribution, since an unreliable prediction carries no
+    information. The temperature is fitted exactly, on the accepted rows only. The threshold
     satisfies one of two constraints, chosen by ``constraint``:
 
-    - "miscoverage": the share of correct predictions that are rejected is at most ``miscoverage``.
-      Of n correct predictions, at most floor(miscoverage (n + 1)) - 1 are rejected: a new correct
+    - "miscoverage": at most the share ``miscoverage`` of the correct predictions is rejected. Of n
+      correct predictions, at most floor(miscoverage (n + 1)) - 1 are rejected. A new correct
       prediction is then rejected with probability at most ``miscoverage``, for any n and any
-      distribution (ranks of exchangeable scores), and the rate of the fitted map exceeds
-      ``miscoverage + eps`` with probability at most ``exp(-2 n eps^2)``.
-    - "accuracy": the share of correct predictions among the accepted is at least ``accuracy`` on
-      the fit set; as few rows as possible are rejected, but at least a twentieth is accepted. On
-      new rows the constraint holds up to sampling error. 0, the default, requests half of the
-      possible gain: the midpoint between the model's accuracy and the highest that a threshold
-      reaches. If no threshold reaches the requested accuracy, a FitError gives the highest.
+      distribution, which follows from the ranks of exchangeable scores. The rejection rate of the
+      fitted map exceeds ``miscoverage + eps`` with probability at most ``exp(-2 n eps^2)``.
+    - "accuracy": on the fit set, at least the share ``accuracy`` of the accepted rows is predicted
+      correctly. As few rows as possible are rejected, and at least a twentieth is accepted. On new
+      rows, the constraint holds up to sampling error. The default of 0 requests half of the
+      possible gain: the midpoint between the model's accuracy and the highest accuracy that any
+      threshold reaches. If no threshold reaches the requested accuracy, a FitError states the
+      highest.
 
-    The paper draws a tenth of the rows, at most 500, at random to find the threshold (the empirical
-    quantile; for the accuracy an isotonic curve over 20 bins), fits the temperature on the rest,
-    and bounds both constraints with high probability. Here all rows serve both purposes, so the
-    order of the rows does not matter and the threshold has a third of the noise or less; in return,
-    the bounds above, which are for scores fixed in advance, neglect that the score's one parameter,
-    a temperature, comes from the same rows. The score is the paper's, the entropy of the softmax,
-    after division by the exact temperature of all rows: the scale of the logits does not matter. If
-    the accepted rows have no finite temperature (all correct), the temperature of all rows is used.
+    The paper finds the threshold on a random tenth of the rows, at most 500: as an empirical
+    quantile or, for the accuracy, from an isotonic curve over 20 bins. It fits the temperature on
+    the other rows, and bounds both constraints with high probability. Here, all rows serve both
+    purposes, so that the order of the rows does not matter and the threshold has a third of the
+    noise or less. In return, the bounds above are only approximate: they hold for scores fixed in
+    advance, while the one parameter of our score, a temperature, comes from the same rows. As in
+    the paper, the score is the entropy of the softmax, but the logits are first divided by the
+    exact temperature of all rows, so that their scale does not matter. If the accepted rows have no
+    finite temperature, because all of them are correct, the temperature of all rows is used.
 
-    Rejected rows have no largest class: if a prediction is needed, take it from the model.
+    Rejected rows have no largest class. If a prediction is needed, take it from the model.
 
     Ma, Blaschko: Meta-Cal, well-controlled post-hoc calibration by ranking. ICML 2021.
 
@@ -117,7 +119,7 @@ class MetaCal(AfterTemperature):
     """
 
     name = "metacal"
-    summary = "uniform if the entropy says the prediction is probably wrong, else a temperature"
+    summary = "uniform probabilities if the entropy is above a threshold, else a temperature"
     reference = "Ma and Blaschko, ICML 2021"
     cost = "temperature scaling twice and the entropy of every row"
     copies = 1.2
@@ -169,7 +171,7 @@ class MetaCal(AfterTemperature):
         )
 
     def _accepted(self, scores: Floats, right: Floats) -> int:
-        """Return how many rows to accept, given rows sorted by ascending score."""
+        """Return the number of rows to accept, given rows in ascending order of their scores."""
         n = len(scores)
         # a cut between scores that differ only by rounding is not reproducible
         apart = np.diff(scores) > min(1e-5, 0.1 / n)
@@ -195,7 +197,7 @@ class MetaCal(AfterTemperature):
 def _temperature(
     data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
 ) -> float:
-    """Return the exact temperature of the accepted rows, or of all rows if they have none."""
+    """Return the exact temperature of the accepted rows; if they have none, that of all rows."""
     if accepted.all():
         return base.temperature
     inner = context.inner()

@@ -54,23 +54,25 @@ class PredictedClassTemperatureMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class PredictedClassTemperature(AfterTemperature):
-    """A temperature for each class that the model may predict, minimising ECE on the fit set.
+    """Divide the logits by a temperature that depends on the predicted class and minimises the ECE.
 
-    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search tries
-    97 temperatures from an eighth to eight times that of temperature scaling. It starts twice, at
-    the temperature of temperature scaling and at the one that is best for all classes together, and
-    the better result is used. The contribution of the samples predicted as class k to the bins of
-    the ECE is tabulated once for each temperature, from the confidence curve
-    (numerics.confidence_curves): after that, a change of one class's temperature costs a handful of
-    additions, regardless of n, and sweeps over the classes continue until none can lower the ECE (a
-    coordinate-wise minimum on the grid). Classes with the most predictions go first; on ties the
-    temperature nearest to the start is used; classes that are never predicted keep the start.
+    ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search on the
+    fit set tries 97 temperatures from an eighth to eight times that of temperature scaling. It runs
+    twice, from the temperature of temperature scaling and from the one that is best for all classes
+    together, and the better result is used.
+
+    The contribution of the samples predicted as class k to the bins of the ECE is tabulated once
+    for each temperature, from the confidence curve (numerics.confidence_curves). After that,
+    changing the temperature of one class costs a few additions, regardless of n. Sweeps over the
+    classes continue until no class can lower the ECE, which is a coordinate-wise minimum on the
+    grid. Classes with the most predictions come first. On ties, the temperature nearest to the
+    start is used. Classes that are never predicted keep the start.
 
     This is a variant of class-based temperature scaling (the method `cts`), which divides the logit
-    of *every* class by that class's own temperature and can change the predicted class. Here the
+    of *every* class by that class's own temperature and can change the predicted class. Here, the
     temperature belongs to the predicted class.
 
-    With few samples of a class the temperature fits their noise: see docs/studies/posthoc.md.
+    If a class has few samples, its temperature fits their noise; see docs/studies/posthoc.md.
 
     After Frenkel, Goldberger: Network calibration by class-based temperature scaling. EUSIPCO 2021.
 
@@ -91,7 +93,7 @@ class PredictedClassTemperature(AfterTemperature):
     bins: Annotated[int, Ge(2), Le(1000)] = 15
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: the logits or twice the search table, plus numbers per row."""
+        """Estimate the peak memory: the logits or two search tables, and 20 numbers per row."""
         table = k * self.bins * (2 * OCTAVES * POINTS_PER_OCTAVE + 1)
         return 8 * (max(n * k, 2 * table) + 20 * n) + scratch_bytes()
 
@@ -129,7 +131,7 @@ class PredictedClassTemperature(AfterTemperature):
         factors: Floats,
         context: FitContext,
     ) -> Floats:
-        """Return sums of confidence minus correctness by class, temperature and bin."""
+        """Return the sum of confidence minus correctness for each class, temperature and bin."""
         table = np.empty((k, len(factors), self.bins))
         for place, factor in enumerate(factors):
             confidence = np.exp(-samples.curve.log_partition(1 / factor)[0])
@@ -141,7 +143,10 @@ class PredictedClassTemperature(AfterTemperature):
 
 
 def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
-    """Return classes sorted by number of predictions, then by sum, never by class number."""
+    """Return the predicted classes in descending order of their numbers of predictions.
+
+    Ties are broken by the sums of the table, so that the class numbers do not matter.
+    """
     counts = np.bincount(predicted, minlength=len(table))
     order = np.lexsort((table[:, 0].sum(axis=1), -counts))
     return np.asarray(order[: np.count_nonzero(counts)])
@@ -150,7 +155,7 @@ def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
 def _search(
     table: Floats, order: Floats, start: int, context: FitContext
 ) -> tuple[float, int, Floats]:
-    """Return n times the ECE, the number of sweeps, and each class's chosen temperature."""
+    """Return n times the ECE, the number of sweeps, and the index of each class's temperature."""
     nearest = np.argsort(np.abs(np.arange(table.shape[1]) - start), kind="stable")
     table = table[:, nearest]
     chosen = np.zeros(len(table), dtype=np.int64)

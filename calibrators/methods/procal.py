@@ -1,4 +1,4 @@
-"""ProCal: confidence corrected for how close a row's features are to those of the fit rows."""
+"""ProCal: confidence corrected for the proximity of a row's features to those of the fit rows."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ MOST_BINS, MOST_NEIGHBOURS = 1000, 1000
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProCalMap(FeatureMap):
-    """A new confidence of the predicted class from its confidence and the row's proximity.
+    """A new confidence of the predicted class from its old confidence and the row's proximity.
 
-    ``references`` (m, d) are features of fit rows as unit vectors. "density_ratio": ``table`` has
-    log odds at the nodes ``confidence_edges`` (1, c) x ``proximity_edges`` (r,), interpolated.
-    "bin_mean_shift": row i of ``table`` and ``confidence_edges`` are the shifts and the inner edges
-    of the bins of confidence in the i-th bin of proximity, whose inner edges are
-    ``proximity_edges``.
+    ``references`` (m, d) are features of fit rows as unit vectors. In the form "density_ratio",
+    ``table`` (r, c) holds log odds at the nodes ``proximity_edges`` (r,) and ``confidence_edges``
+    (1, c), between which they are interpolated. In the form "bin_mean_shift", ``proximity_edges``
+    are the inner edges of the bins of proximity. Row i of ``confidence_edges`` holds the inner
+    edges of the bins of confidence within the i-th of these bins, and row i of ``table`` their
+    shifts.
     """
 
     method = "procal"
@@ -79,7 +80,7 @@ class ProCalMap(FeatureMap):
         ):
             raise ParameterError(
                 "bad_parameter",
-                "table, proximity_edges and confidence_edges must suit the form and each other, "
+                "the shapes of table, proximity_edges and confidence_edges must match the form, "
                 f"got form={self.form!r}, neighbours={self.neighbours} and shapes "
                 f"{self.table.shape}, {shapes[0]} and {shapes[1]}",
             )
@@ -101,16 +102,16 @@ class ProCalMap(FeatureMap):
 
     @property
     def feature_count(self) -> int:
-        """Number of features of a row."""
+        """Number of features per row."""
         return int(self.references.shape[1])
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.references.size // 8 + 4 * self.neighbours * self.feature_count
 
     def proximity(self, features: Floats) -> Floats:
-        """Return ``exp(-mean distance)`` from each row to its nearest references, (n,)."""
+        """Return ``exp(-d)`` (n,), where d is the mean distance to a row's nearest references."""
         return proximities(features, self.references, self.neighbours)
 
     def _transform_features(self, logits: Floats, features: Floats) -> Floats:
@@ -121,7 +122,7 @@ class ProCalMap(FeatureMap):
         return out
 
     def _write(self, block: Floats, proximity: Floats, target: Floats) -> None:
-        """Write the logits of a block with the top at 0 and the others shifted."""
+        """Write the new logits of a block, with the top one at 0 and the others shifted."""
         np.subtract(block, block.max(axis=1, keepdims=True), out=target)
         target *= target.dtype.type(1 / self.base_temperature)
         top = block.argmax(axis=1)[:, np.newaxis]
@@ -137,7 +138,7 @@ class ProCalMap(FeatureMap):
         np.put_along_axis(target, top, 0, axis=1)
 
     def recalibrated(self, log_odds: Floats, proximity: Floats) -> Floats:
-        """Return new log odds of the top label from its log odds and the row's proximity, (n,)."""
+        """Return the new log odds (n,) of the top label, given its log odds and the proximity."""
         confidence = confidence_of(log_odds)
         if self.form == "density_ratio":
             found = interpolated(
@@ -157,7 +158,7 @@ class ProCalMap(FeatureMap):
 
 
 def interpolated(table: Floats, rows: Floats, columns: Floats, y: Floats, x: Floats) -> Floats:
-    """Interpolate bilinearly in a table at points (y, x); outside it, use the value at its edge."""
+    """Interpolate a table bilinearly at points (y, x); beyond its edges, use the value there."""
     place, share = _nodes(rows, y)
     other, part = _nodes(columns, x)
     low = table[place, other] * (1 - part) + table[place, other + 1] * part
@@ -166,7 +167,7 @@ def interpolated(table: Floats, rows: Floats, columns: Floats, y: Floats, x: Flo
 
 
 def _nodes(nodes: Floats, at: Floats) -> tuple[Any, Floats]:
-    """Return the node below each point, and the share of the way to the next one."""
+    """Return the index of the node below each point, and the fraction of the way to the next."""
     place = np.clip(np.searchsorted(nodes, at, side="right") - 1, 0, len(nodes) - 2)
     width = nodes[place + 1] - nodes[place]
     share = (at - nodes[place]) / np.where(width > 0, width, 1)
@@ -175,29 +176,31 @@ def _nodes(nodes: Floats, at: Floats) -> tuple[Any, Floats]:
 
 @dataclass(frozen=True)
 class ProCal(Calibrator):
-    """The probability that the prediction is right, given its confidence c and the proximity D.
+    """Estimate the probability of a correct prediction from its confidence c and proximity D.
 
-    Needs the features h of each row. ``D = exp(-mean of |h - h_i|)`` over the ``neighbours`` fit
-    rows with the nearest features, all scaled to unit length; a fit row is not its own neighbour. A
-    model is often overconfident where D is small, on unusual input. c is the confidence after the
-    exact temperature of temperature scaling, or before it with ``scaled=False``.
+    The method needs the features h of each row. ``D = exp(-mean of |h - h_i|)``, where the mean is
+    over the ``neighbours`` fit rows with the nearest features, all scaled to unit length; a fit row
+    is not its own neighbour. Models are often overconfident on unusual input, where D is small. c
+    is the confidence after the exact temperature of temperature scaling, or before it with
+    ``scaled=False``.
 
-    ``form="density_ratio"``: ``P(right | c, D) = n1 f1(c, D) / (n1 f1(c, D) + n0 f0(c, D))``, f1
-    and f0 Gaussian kernel density estimates of the n1 right and n0 wrong rows, with bandwidths
-    1.06 s n^(-1/6) for a standard deviation s, as in the released code. It is tabulated at 129 x
-    129 nodes within the range of the fit rows. Where both densities vanish it is n1 / (n1 + n0).
+    With ``form="density_ratio"``,
+    ``P(correct | c, D) = n1 f1(c, D) / (n1 f1(c, D) + n0 f0(c, D))``. f1 and f0 are Gaussian kernel
+    density estimates from the n1 correct and n0 wrong rows, with bandwidths 1.06 s n^(-1/6) for a
+    standard deviation s, as in the released code. The probability is tabulated at 129 x 129 nodes
+    within the range of the fit rows. Where both densities vanish, it is n1 / (n1 + n0).
 
-    ``form="bin_mean_shift"``: rows are divided into ``proximity_bins`` of equal mass, and each of
-    these into ``confidence_bins`` of equal mass; c moves by ``shrinkage`` times the accuracy minus
-    the mean confidence of its bin. (The released code fits another method within each bin of
-    proximity instead.)
+    With ``form="bin_mean_shift"``, rows are divided into ``proximity_bins`` bins of equal mass, and
+    each of these into ``confidence_bins`` bins of equal mass. c is shifted by ``shrinkage`` times
+    the difference between the accuracy and the mean confidence of its bin. (The released code fits
+    another method within each bin of proximity instead.)
 
-    Only the confidence of the predicted class is new: the other classes keep their proportions and,
-    unlike in the paper, the predicted class stays the largest. The map holds the features of at
-    most ``references`` fit rows, chosen by ``seed``, and of fewer from 1,200 features on (12
-    million numbers in all); each prediction compares its row with all of them. If temperature
-    scaling ends at its bound or finds flat logits, or no row is right or none is wrong, the map is
-    temperature scaling.
+    Only the confidence of the predicted class changes: the other classes keep their proportions
+    and, unlike in the paper, the predicted class keeps the largest probability. The map holds the
+    features of at most ``references`` fit rows, chosen with ``seed``, or of fewer rows if there are
+    more than 1,200 features (12 million numbers in all). Each new row is compared with all of them.
+    The map is temperature scaling if that ends at its bound or finds flat logits, or if the
+    predictions of all fit rows are correct or all are wrong.
 
     Xiong, Deng, Koh, Wu, Li, Xu, Hooi: Proximity-informed calibration for deep neural networks.
     NeurIPS 2023.
@@ -214,7 +217,7 @@ class ProCal(Calibrator):
 
     name = "procal"
     summary = (
-        "the top label's confidence, corrected for how close the row's features are to those of "
+        "the top label's confidence, corrected for the proximity of the row's features to those of "
         "the fit rows"
     )
     reference = "Xiong et al., NeurIPS 2023"
@@ -233,7 +236,7 @@ class ProCal(Calibrator):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
 
     def feature_bytes(self, n: int, d: int) -> int:
-        """Estimate what the features take in addition: references twice, and blocks."""
+        """Estimate the memory for two copies of the references and for blocks of features."""
         kept = min(n, self.references, max(2, MOST_NUMBERS // d))
         return 4 * 2 * kept * d + 8 * 2 * min(BLOCK_NUMBERS, n * max(kept, self.neighbours * d))
 
@@ -251,7 +254,7 @@ class ProCal(Calibrator):
         finite = np.isfinite(log_odds)
         hits = correct[finite].astype(bool)
         if reason is None and (hits.all() or not hits.any()):
-            reason = "all rows are right, or none is"
+            reason = "the predictions of all rows are correct, or all are wrong"
         fields: dict[str, Any] = _unchanged()
         if reason is None:
             own = np.full(data.n, -1)
@@ -276,14 +279,14 @@ class ProCal(Calibrator):
         )
 
     def _chosen(self, n: int, d: int) -> Any:
-        """Return the rows that serve as references, ascending."""
+        """Return the indices of the rows that serve as references, in ascending order."""
         most = min(self.references, max(2, MOST_NUMBERS // d))
         if n <= most:
             return np.arange(n)
         return np.sort(np.random.default_rng(self.seed).choice(n, most, replace=False))
 
     def _shifts(self, confidence: Floats, proximity: Floats, hits: Floats) -> dict[str, Any]:
-        """Return the edges and the shifts of bins of equal mass."""
+        """Return the fields of a map with bins of equal mass and their shifts."""
         outer = _inner_edges(proximity, self.proximity_bins)
         group = np.searchsorted(outer, proximity, side="right")
         edges = np.zeros((self.proximity_bins, self.confidence_bins - 1))
@@ -306,7 +309,7 @@ class ProCal(Calibrator):
 
 
 def density_ratio(confidence: Floats, proximity: Floats, hits: Floats) -> dict[str, Any]:
-    """Return the log odds of a correct prediction at nodes of confidence and proximity."""
+    """Return the fields of a map with log odds at nodes of confidence and proximity."""
     nodes = [_range_nodes(confidence), _range_nodes(proximity)]
     right = _density(confidence[hits], proximity[hits], *nodes)
     wrong = _density(confidence[~hits], proximity[~hits], *nodes)
@@ -321,7 +324,7 @@ def density_ratio(confidence: Floats, proximity: Floats, hits: Floats) -> dict[s
 
 
 def _density(x: Floats, y: Floats, x_nodes: Floats, y_nodes: Floats) -> Floats:
-    """Return a Gaussian kernel density estimate at all nodes, rows for y."""
+    """Return a Gaussian kernel density estimate at all pairs of nodes, (y nodes, x nodes)."""
     scale = 1.06 * len(x) ** (-1 / 6)
     widths = [max(LEAST_BANDWIDTH, scale * float(one.std())) for one in (x, y)]
     total = np.zeros((len(y_nodes), len(x_nodes)))
@@ -347,7 +350,7 @@ def _inner_edges(values: Floats, bins: int) -> Floats:
 
 
 def _unchanged() -> dict[str, Any]:
-    """Return the fields of a map that leaves the confidence of temperature scaling as it is."""
+    """Return the fields of a map that does not change the confidence of temperature scaling."""
     return {
         "form": "bin_mean_shift",
         "proximity_edges": np.zeros(0),

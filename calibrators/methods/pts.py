@@ -1,4 +1,4 @@
-"""PTS: a temperature from each sample's ten largest logits, by a small network."""
+"""PTS: a small network computes a temperature from the ten largest logits of each sample."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MAX_PARAMETERS = 1000
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ParametrizedTemperatureMap(TemperatureTypeMap):
-    """``softmax(logits / (base_temperature * T(x)))``, log T from two hidden layers of relu units.
+    """``softmax(logits / (base_temperature * T(x)))``, where log T is the output of a network.
 
-    x are the standardised gaps of ``logits / base_temperature`` from the largest to the next ones;
-    |log T| is at most 3.
+    The network has two hidden layers of relu units. x are the standardised gaps from the largest of
+    ``logits / base_temperature`` to the next ones. |log T| is at most 3.
     """
 
     method = "pts"
@@ -80,7 +80,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.w1.size + self.w2.size
 
     def _inverse_temperatures(self, logits: Floats) -> Floats:
@@ -114,22 +114,23 @@ class ParametrizedTemperature(AfterTemperature):
     """Parametrized temperature scaling: ``p = softmax(z / T(z))``, T from the ten largest logits.
 
     Two hidden layers of 5 relu units turn the sorted gaps from the largest logit to the next nine
-    into log T; they minimise the mean of (c - a)^2, c the confidence and a the correctness
-    of the prediction. The published procedure trains with 100,000 steps of Adam on batches. It is a
-    small least-squares problem, and is solved as one here: by Levenberg-Marquardt on the confidence
-    curve (numerics.confidence_curves), with the full Jacobian of, by default, at most 86
-    parameters, until a step lowers the objective by less than the fraction ``tolerance``.
+    into log T. They minimise the mean of (c - a)^2, where c is the confidence and a is 1 if the
+    prediction is correct, else 0. The published procedure trains with 100,000 steps of Adam on
+    batches. It is a small least-squares problem and is solved as one here: by Levenberg-Marquardt
+    on the confidence curve (numerics.confidence_curves), with the full Jacobian of (by default) at
+    most 86 parameters, until a step lowers the objective by less than the fraction ``tolerance``.
 
-    Choices made here: the inputs are gaps instead of the logits themselves, whose level has no
-    meaning, divided by the exact temperature of temperature scaling, so that their scale has none
-    either; the output is log T, clipped to |log T| <= 3, while the paper takes the absolute value;
-    the network starts at T = 1; a penalty of ``decay / n`` times the squared distance of the
-    parameters from their start keeps fits on few rows from following their noise.
+    Choices made here: the inputs are gaps instead of the logits themselves, because the level of
+    logits has no meaning. They are divided by the exact temperature of temperature scaling, so that
+    their scale does not matter either. The output is log T, clipped to |log T| <= 3, while the
+    paper uses the absolute value. The network starts at T = 1. To avoid overfitting on few rows,
+    the objective includes a penalty of ``decay / n`` times the squared distance of the parameters
+    from their start.
 
-    ``objective`` offers those that the SMART paper compares in its Table 3 (see
-    numerics.objectives; ``bins``, ``lam`` and ``delta`` are as in `smart`). All but "mse" are
-    minimised by BFGS with the same penalty, until five steps in a row lower the objective by less
-    than ``tolerance``, or 200 steps.
+    ``objective`` offers the objectives that the SMART paper compares in its Table 3 (see
+    numerics.objectives); ``bins``, ``lam`` and ``delta`` are as in `smart`. All of them except
+    "mse" are minimised by BFGS with the same penalty, until five steps in a row lower the objective
+    by less than ``tolerance``, or for 200 steps.
 
     Tomani, Cremers, Buettner: Parameterized temperature scaling for boosting the expressive power
     in post-hoc uncertainty calibration. ECCV 2022.
@@ -164,7 +165,7 @@ class ParametrizedTemperature(AfterTemperature):
             raise ParameterError(
                 "bad_parameter",
                 f"ParametrizedTemperature.logits and hidden must yield at most {MAX_PARAMETERS:,} "
-                f"parameters, hidden (logits + hidden + 2) + 1, got {count:,}",
+                f"parameters, counted as hidden (logits + hidden + 2) + 1, got {count:,}",
             )
 
     def memory_bytes(self, n: int, k: int) -> int:

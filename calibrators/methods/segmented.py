@@ -29,10 +29,10 @@ MANY_ROWS = 100
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentedMap(CalibrationMap):
-    """``softmax(base.transform(z) / T_g)``, g the segment of the row.
+    """``softmax(base.transform(z) / T_g)``, where g is the segment of the row.
 
-    Rows of a segment that is not among ``segments``, and all rows if no segments are passed, get
-    the result of ``base``. The predicted class is kept if ``base`` keeps it.
+    Rows whose segment is not among ``segments`` get the result of ``base``, and so do all rows if
+    no segments are passed. The predicted class is kept if ``base`` keeps it.
     """
 
     method = "segmented"
@@ -46,7 +46,7 @@ class SegmentedMap(CalibrationMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.base.row_cost
 
     def __post_init__(self) -> None:
@@ -81,13 +81,13 @@ class SegmentedMap(CalibrationMap):
         object.__setattr__(self, "keeps_class", self.base.keeps_class)
 
     def known_rows(self, segments: Segments | None) -> int:
-        """Return how many rows are in a segment of this map; the others get the result of base."""
+        """Return the number of rows in segments of this map; others get the result of ``base``."""
         if segments is None:
             return 0
         return int(segments.counts[np.isin(segments.names, self.segments)].sum())
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return an ASCII note on rows in segments unknown to this map; None if there are none."""
+        """Return an ASCII note on the rows in segments that the map does not know, or None."""
         unknown = segments.codes.size - self.known_rows(segments)
         if not unknown:
             return None
@@ -98,9 +98,9 @@ class SegmentedMap(CalibrationMap):
         )
 
     def apply_set(self, data: CalibrationSet) -> Floats:
-        """Return calibrated probabilities (n, k) of a checked set, by segment if it has any.
+        """Return the calibrated probabilities (n, k) of a set, by segment if the set has segments.
 
-        The set must be of the map's kind and classes.
+        The set must have the map's kind and classes.
         """
         logits = self._logits_of_set(data)
         if data.segments is None:
@@ -108,11 +108,11 @@ class SegmentedMap(CalibrationMap):
         return self._softmax(self._transform(logits), self._segment_scales(data.segments))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Raise an ExportError: a graph has the logits as its only input."""
+        """Raise an ExportError, as the logits are the only input of an exported graph."""
         raise ExportError(
             "not_exportable",
             "a segmented map needs the segment of each row, which an exported model does not take: "
-            "export its base, which serves rows of any segment",
+            "export its base, which works for rows of any segment",
         )
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
@@ -128,32 +128,36 @@ class SegmentedMap(CalibrationMap):
 
 @dataclass(frozen=True)
 class Segmented(Calibrator):
-    """``p = softmax(base(z) / T_g)``: ``base`` for all rows, a temperature for each segment.
+    """``p = softmax(base(z) / T_g)``: ``base`` for all rows, then a temperature for each segment.
 
-    Needs the segment of each row, ``CalibrationSet(logits, labels, segments)``. ``base``, any other
-    method with its default parameters, is fitted on all rows. Each segment g then gets the T_g that
-    is the best compromise between its own rows and T_g = 1, the result of ``base``:
+    The method needs the segment of each row: ``CalibrationSet(logits, labels, segments)``.
+    ``base``, which is any other method with its default parameters, is fitted on all rows. Each
+    segment g then gets the T_g that is the best compromise between its own rows and T_g = 1, the
+    result of ``base``:
 
-    ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``,
+    ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``.
 
-    the maximum a posteriori for log T_g ~ N(0, tau^2). tau, how much segments differ, is estimated
-    from all of them together (empirical Bayes): it maximises their marginal likelihood in Laplace's
-    approximation, among 1, 1/2, ..., 1/64 and 0, and then near the best of them. So a segment with
-    few rows stays close to ``base``, one with many rows follows its own data, and without evidence
-    that segments differ, tau is 0 and all T_g are 1. The largest tau is 1, and T_g stays between
-    1/16 and 16, with a BoundarySolution warning if it ends at a bound; each T_g is found by
-    Newton's method within a bracket. With ``shrinkage="none"``, which is meant for comparison,
-    every segment has the T_g of its own rows alone (1, with a BoundarySolution warning, if there is
-    none between 1/16 and 16).
+    This is the maximum a posteriori estimate under log T_g ~ N(0, tau^2). tau measures how much the
+    segments differ. It is estimated from all of them together (empirical Bayes): it maximises their
+    marginal likelihood, by Laplace's approximation, among 0 and 1, 1/2, ..., 1/64, and then near
+    the best of these values. A segment with few rows therefore stays close to ``base``, and one
+    with many rows follows its own data. Without evidence that segments differ, tau is 0 and all T_g
+    are 1. tau is at most 1, and T_g lies between 1/16 and 16, with a BoundarySolution warning if it
+    ends at a bound. Each T_g is found by Newton's method within a bracket.
 
-    Why marginal likelihood: on simulated data with known truth it finds tau even from segments of 5
-    rows, where moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and Mandel
-    1982) underestimate and moments of their slopes overestimate it; with more rows per segment the
-    estimates differ little (docs/how-to/segments.md). Why only a temperature and no bias: a few
-    dozen rows support only one parameter, and a temperature keeps the order of the classes.
+    With ``shrinkage="none"``, which is meant for comparison, the T_g of every segment is fitted on
+    its own rows alone. If there is no optimum between 1/16 and 16, T_g is 1, with a
+    BoundarySolution warning.
+
+    Why marginal likelihood: on simulated data with known truth, it finds tau even from segments of
+    5 rows. There, the moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and
+    Mandel 1982) underestimate tau, and the moments of their slopes overestimate it. With more rows
+    per segment, the estimates differ little (docs/how-to/segments.md). Why only a temperature and
+    no bias: a few dozen rows support only one parameter, and a temperature keeps the order of the
+    classes.
 
     If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
-    ``base``, if that has a seed.
+    ``base`` if that has a seed.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
@@ -194,7 +198,7 @@ class Segmented(Calibrator):
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: the base, plus its calibrated logits twice."""
+        """Estimate the peak memory: that of the base, plus two copies of its calibrated logits."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -232,9 +236,9 @@ class Segmented(Calibrator):
 def _warn_of_bounds(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn about segments at a bound, and large ones that would be beyond it without shrinkage.
+    """Warn about segments at a bound, and large ones that would be at a bound without shrinkage.
 
-    A single segment on a different scale may leave all others at the temperature of the base.
+    One segment whose logits have another scale can keep all others at the base's temperature.
     """
     bounds = (1 / REACH, REACH)
     ended = [
@@ -256,14 +260,14 @@ def _warn_of_bounds(
 def _warn_of_missing_optima(
     segments: Segments, free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn of segments whose own rows have no temperature within the bounds."""
+    """Warn about segments whose own rows have no best temperature within the bounds."""
     names = zip(segments.names, free, strict=True)
     without = [repr(name) for name, one in names if not one.is_inside]
     if without:
         context.warn(
             BoundarySolution,
-            f"the rows of {len(without)} of {len(free)} segments have no temperature between 1/16 "
-            f"and 16 times the base's, and keep the base's: {_first(without)}",
+            f"the rows of {len(without)} of {len(free)} segments have no best temperature between "
+            f"1/16 and 16 times the base's, so they keep the base's: {_first(without)}",
         )
 
 
@@ -278,7 +282,7 @@ def _first(names: Sequence[str]) -> str:
 def _describe(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution]
 ) -> list[dict[str, Any]]:
-    """Return each segment's temperature, and the one without shrinkage if that is finite."""
+    """Return each segment's rows, its temperature, and its temperature without shrinkage."""
     return [
         {
             "name": name,

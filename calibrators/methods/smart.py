@@ -1,4 +1,4 @@
-"""SMART: a temperature from each sample's logit margin, by a network of 49 parameters."""
+"""SMART: a network with 49 parameters computes a temperature from each sample's logit margin."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from calibrators.numerics.parallel import Floats, scratch_bytes
 MAX_HIDDEN = 4096
 HIDDEN_AT_ONCE = 1 << 20
 BATCH = 1024  # rows per step in the published training
-WEIGHT_COPIES = 9  # of the network in training: gradients, moments, intermediate results
+WEIGHT_COPIES = 9  # copies of the weights in training: gradients, moments, intermediate results
 FLOOR = 0.1
 NEUTRAL = math.log(math.expm1(1 - FLOOR))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SmartMap(TemperatureTypeMap):
-    """``softmax(logits / (base_temperature * T(s)))``, T = softplus(relu(s w1 + b1) w2 + b2) + 0.1.
+    """``softmax(logits / (base_temperature * T(s)))``; T = softplus(relu(s w1 + b1) w2 + b2) + 0.1.
 
     s is the standardised indicator, ``(indicator(logits / base_temperature) - centre) / spread``.
     """
@@ -89,7 +89,7 @@ class SmartMap(TemperatureTypeMap):
 
     @property
     def row_cost(self) -> int:
-        """Approximate count of numbers computed per row in addition to its logits."""
+        """Approximate number of values computed per row in addition to its logits."""
         return self.w1.size
 
     def _onnx_inverse_temperature(self, graph: Builder, logits: str) -> str:
@@ -116,32 +116,34 @@ class SmartMap(TemperatureTypeMap):
 class Smart(AfterTemperature):
     """Sample Margin-Aware Recalibration of Temperature: ``p = softmax(z / T(margin))``.
 
-    The margin, largest minus second largest logit, says how confident the model is in each sample;
-    a hidden layer of 16 units turns it into that sample's temperature. Logits are divided by the
-    exact temperature of temperature scaling first, so their scale does not matter, and the network
-    starts there (T = 1 for every sample). It then minimises the soft-binned calibration error
-    ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see numerics.objectives) by full-batch Adam with
-    analytic gradients. The order of the classes never changes, so neither does accuracy. The
-    objective is the *binned* form; the per-sample form of the paper's Eq. 6
-    (``objective="charbonnier_per_sample"``) is lower for confidences near 0 and 1 than for
-    calibrated ones. ``lam`` is ``1 / (2 sigma^2)``: 200 for the paper's sigma of 0.05, which its
-    Tables 13 and 14 call lambda.
+    The margin, which is the largest minus the second largest logit, indicates how confident the
+    model is in each sample. A hidden layer of 16 units turns it into that sample's temperature.
+    Logits are first divided by the exact temperature of temperature scaling, so that their scale
+    does not matter. The network starts at temperature scaling, with T = 1 for every sample. It then
+    minimises the soft-binned calibration error ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see
+    numerics.objectives) by full-batch Adam with analytic gradients. The order of the classes never
+    changes, so neither does the accuracy. The objective is the *binned* form. The per-sample form
+    of the paper's Eq. 6 (``objective="charbonnier_per_sample"``) is lower for confidences near 0
+    and 1 than for calibrated ones. ``lam`` is ``1 / (2 sigma^2)``; it is 200 for the sigma of 0.05
+    that Tables 13 and 14 of the paper call lambda.
 
-    More than 2,048 rows are first merged into at most that many cells of rows that agree in margin,
-    confidence and correctness (see numerics.cells), so that a step costs the same regardless of
-    the number of rows; docs/studies/smart.md shows the effect on held-out errors. Rows are not
-    merged for the indicator "all_logits" and the objective "brier".
+    If there are more than 2,048 rows, rows that agree in margin, confidence and correctness are
+    first merged into at most 2,048 cells (see numerics.cells). A step then costs the same,
+    regardless of the number of rows; docs/studies/smart.md shows the effect on held-out errors.
+    Rows are not merged for the indicator "all_logits" and the objective "brier".
 
-    ``indicator`` and ``objective`` offer the alternatives the paper compares (its Tables 3 and 4),
-    SoftECE too in its binned form; its Eq. 5 is "charbonnier_per_sample" with ``delta=0``.
+    ``indicator`` and ``objective`` offer the alternatives that the paper compares in its Tables 3
+    and 4, with SoftECE in its binned form as well. The paper's Eq. 5 is "charbonnier_per_sample"
+    with ``delta=0``. Training stops after ``steps`` steps at ``learning_rate``, which regularises:
+    fewer and larger steps were worse on a hundred rows.
+
     ``as_published`` trains as the paper describes: logits are not divided by the temperature of
     temperature scaling first, the network starts at random weights, and each of ``steps`` passes
-    takes batches of 1,024 rows. The paper's own objective is "charbonnier_per_sample". The floor of
-    0.1 under T is then absolute, so the scale of the logits matters: on our study sets it was worse
-    on average than temperature scaling, far worse with Eq. 6, and with the binned form because of
-    one set with logits of a small scale (docs/studies/posthoc.md). It is included for comparison.
-    Stopping after ``steps`` steps at ``learning_rate`` regularises: fewer and larger steps were
-    worse on a hundred rows.
+    uses batches of 1,024 rows. The paper's own objective is "charbonnier_per_sample". The lower
+    limit of 0.1 for T is then absolute, so the scale of the logits matters. On our study sets, this
+    variant was worse on average than temperature scaling: far worse with Eq. 6, and with the binned
+    form because of one set with logits of a small scale (docs/studies/posthoc.md). It is included
+    for comparison.
 
     Reference: SMART, Sample Margin-Aware Recalibration of Temperature.
 
@@ -177,7 +179,8 @@ class Smart(AfterTemperature):
         copies = 3 if self.indicator in ("all_logits", "entropy", "confidence") else 1
         network = 3 * self.hidden + 4
         if self._merges(n):
-            numbers = copies * k if copies > 1 else k // 8  # TS starts with an eighth of the rows
+            # temperature scaling starts with an eighth of the rows
+            numbers = copies * k if copies > 1 else k // 8
             taken = 8 * (n * max(numbers, CELL_NUMBERS) + MAX_CELLS * network)
         else:
             inputs = 3 * k if self.indicator == "all_logits" else 0
@@ -233,7 +236,7 @@ class Smart(AfterTemperature):
         )
 
     def _signal(self, data: CalibrationSet, temperature: float, table: CurveTable | None) -> Floats:
-        """Return the indicator (n, inputs), from the margins if they are known."""
+        """Return the indicator (n, inputs); if the margins are tabulated, use the table."""
         if table is None or self.indicator != "margin":
             return indicate(self.indicator, data.logits, temperature)
         return np.where(table.margin < FAR, table.margin, 0.0)[:, np.newaxis]
@@ -246,7 +249,7 @@ class Smart(AfterTemperature):
         signal: Floats,
         device: str | None,
     ) -> tuple[Samples, Floats]:
-        """Return the training samples, and the network's inputs (n, inputs) for them."""
+        """Return the training samples, and the inputs (n, inputs) of the network for them."""
         smoothed = self.objective == "label_smoothing"
         if table is None:
             return observe(data, scale, device, with_mean_gaps=smoothed), signal
@@ -256,13 +259,13 @@ class Smart(AfterTemperature):
         return samples, means[:, np.newaxis]
 
     def _merges(self, n: int) -> bool:
-        """Return whether rows are merged into cells: the Brier score needs each row's label."""
+        """Return whether rows are merged into cells; the Brier score needs each row's label."""
         return n > MAX_CELLS and self.indicator != "all_logits" and self.objective != "brier"
 
     def _train(
         self, objective: Objective, inputs: Array, context: FitContext
     ) -> tuple[Floats, float]:
-        """Return the network's weights after all steps, and the objective they reach."""
+        """Return the network's weights after all steps, and the value of the objective there."""
         w1, b1 = initial_weights(self.seed, inputs.shape[0] - 1, self.hidden)
         start = np.concatenate([w1.ravel(), b1, np.zeros(self.hidden), [NEUTRAL]])
         weights = namespace(inputs).asarray(start, device=inputs.device)
@@ -286,7 +289,10 @@ class Smart(AfterTemperature):
     def _train_in_batches(
         self, data: CalibrationSet, signal: Floats, context: FitContext
     ) -> tuple[Floats, float]:
-        """Return the weights after all passes from a random start, and their mean objective."""
+        """Return the weights after all passes, and the mean objective in the last pass.
+
+        The network starts at random weights.
+        """
         rng = np.random.default_rng(self.seed)
         weights = published_start(rng, signal.shape[1], self.hidden)
         optimiser = Adam(self.learning_rate)
@@ -307,7 +313,7 @@ class Smart(AfterTemperature):
 
 
 def _standard(signal: Floats) -> tuple[Floats, Floats]:
-    """Return the mean and standard deviation per column; the latter is 1 for constant columns."""
+    """Return the mean and standard deviation of each column; the latter is 1 if it would be 0."""
     spread = signal.std(axis=0)
     spread[spread == 0] = 1.0
     return signal.mean(axis=0), spread
@@ -323,9 +329,9 @@ def published_start(rng: np.random.Generator, inputs: int, hidden: int) -> Float
 def _gradient(
     weights: Array, inputs: Array, units: int, objective: Objective
 ) -> tuple[float, Array]:
-    """Return the objective at these weights, and its gradient as one vector.
+    """Return the objective at the given weights, and its gradient as one vector.
 
-    ``inputs`` is (inputs + 1, n); its last row is all ones, and the weights of that row are b1.
+    ``inputs`` is (inputs + 1, n). Its last row is all ones, and the weights of that row are b1.
     """
     xp = namespace(inputs)
     first, w2 = weights[: -units - 1].reshape(-1, units), weights[-units - 1 : -1]

@@ -1,4 +1,4 @@
-"""Spline: a smooth correction of the confidence, from cumulative accuracy along its quantiles."""
+"""Spline: a smooth correction of the confidence, from the cumulative accuracy by quantile."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ NODES = 2000
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplineMap(TopLabelMap):
-    """``c + correction(c)``, the correction linear between the nodes ``confidence``.
+    """``c + correction(c)``, where the correction is linear between the nodes ``confidence``.
 
-    It raises no confidence above ``1 - least`` and lowers none below ``least``; a confidence
-    already beyond one of these limits is not moved further out.
+    It raises no confidence above ``1 - least`` and lowers none below ``least``. A confidence that
+    is already beyond one of these limits is not moved further out.
     """
 
     method = "spline"
@@ -87,24 +87,26 @@ class SplineMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Spline(TopLabelCalibrator):
-    """``c + S'(q(c))``: S is a smooth curve of the cumulative gap from confidence to accuracy.
+    """``c + S'(q(c))``, where S is a smooth curve of the cumulative accuracy minus confidence.
 
-    ``c = max softmax(z / T)`` with the T of temperature scaling. Rows are sorted by c;
-    ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the gap between accuracy and confidence among
-    the i least confident rows. S is the natural cubic spline on ``knots`` equally spaced knots over
-    [0, 1] that best fits D by least squares at i/n, i = 0..n. Its slope at the quantile q of a
-    confidence is accuracy minus confidence there, and is added to it.
+    The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. Rows are sorted
+    by c, and ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the cumulative gap between accuracy
+    and confidence over the i least confident rows. S is the natural cubic spline with ``knots``
+    equally spaced knots over [0, 1] that best fits D at i/n, i = 0..n, by least squares. Its slope
+    at the quantile q of a confidence is the accuracy minus the confidence there, and is added to
+    the confidence.
 
     Conventions: equal confidences (to about 1e-5 in log odds) share their mean correctness and the
-    mean slope over their quantiles; the correction is kept at the mean confidences of at most 2,000
-    groups of rows (single rows if there are no more than that; otherwise equal numbers of
-    neighbours), linear between them and constant outside. With few rows the spline with the
-    smallest knot values is used. The correction could take a confidence out of [0, 1]: it stops at
-    a distance of 1/(2 (n + 1)) from 0 and 1, the resolution of n rows, or at the old confidence if
-    that was closer. The other classes share the rest in their old proportions, and the predicted
-    class keeps the largest probability. The order of two rows' confidences may change.
+    mean slope over their quantiles. The correction is stored at no more than 2,000 confidences; it
+    is linear between them and constant outside. If there are more rows, neighbouring rows are
+    divided into 2,000 groups of equal size, and the mean confidence of each group is used. If
+    several splines fit equally well, as with few rows, the one with the smallest knot values is
+    used. A corrected confidence stays at least 1/(2 (n + 1)), the resolution of n rows, away from 0
+    and 1, unless the old confidence was closer; then it does not come closer than that. The other
+    classes share the rest in their old proportions, and the predicted class keeps the largest
+    probability. The order of two rows' confidences may change.
 
-    Rows with a single finite logit are certain with any map, and are left out.
+    Rows with a single finite logit are left out, as they are certain with any map.
 
     Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of neural networks using
     splines. ICLR 2021. They fit the model's own scores; here the logits are divided by T first.
@@ -158,8 +160,8 @@ class Spline(TopLabelCalibrator):
 def nearest_spline(at: Floats, target: Floats, knots: int) -> tuple[Floats, Floats]:
     """Fit a natural cubic spline to ``target`` at ascending points of [0, 1] by least squares.
 
-    Return its values at ``knots`` equally spaced knots and at the points. If several splines fit
-    equally well, return the one with the smallest knot values.
+    Return its values at ``knots`` equally spaced knots, and its values at the points. If several
+    splines fit equally well, return the one with the smallest knot values.
 
     >>> at = np.linspace(0, 1, 50)
     >>> values, curve = nearest_spline(at, 2 * at + 1, 3)
@@ -182,11 +184,11 @@ def nearest_spline(at: Floats, target: Floats, knots: int) -> tuple[Floats, Floa
 
 
 def _shapes(knots: int) -> list[Floats]:
-    """Return, for each piece between two knots, the matrix (4, knots) from knot values to it.
+    """Return, for each piece between two knots, the matrix (4, knots) that maps knot values to it.
 
-    A piece is given by four numbers: the values at both ends and a sixth of the second derivatives
-    there (the length of the piece taken as 1), which are linear along the piece, continuous, and 0
-    at the first and last knot.
+    A piece is defined by four numbers: its values at both ends, and a sixth of its second
+    derivatives there, where the length of the piece counts as 1. The second derivative is linear
+    along a piece, continuous, and 0 at the first and last knot.
     """
     bends = np.zeros((knots, knots))
     chain = 4 * np.eye(knots - 2) + np.eye(knots - 2, k=1) + np.eye(knots - 2, k=-1)
@@ -196,12 +198,12 @@ def _shapes(knots: int) -> list[Floats]:
 
 
 def _sums(amounts: Floats) -> Floats:
-    """Return the cumulative sums, preceded by 0."""
+    """Return the cumulative sums of ``amounts``, preceded by 0."""
     return np.concatenate([[0.0], np.cumsum(amounts)])
 
 
 def _node_starts(rows: Floats) -> NDArray[np.intp]:
-    """Return where at most NODES runs of confidences begin, each of about equally many rows."""
+    """Return the starts of at most NODES runs of confidences with similar numbers of rows."""
     if rows.size <= NODES:
         return np.arange(rows.size)
     starts = np.searchsorted(_sums(rows)[:-1], np.arange(NODES) * rows.sum() / NODES)

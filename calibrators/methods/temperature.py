@@ -35,7 +35,7 @@ SCALES = {4: (1e-30, 1e15), 8: (1e-30, 1e30)}
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise unless a temperature is positive and its inverse exists in float32."""
+    """Raise unless a temperature and its inverse are positive and finite in float32."""
     if not 1e-37 < temperature < 1e37:
         raise ParameterError(
             "bad_parameter", f"temperature must lie between 1e-37 and 1e37, got {temperature}"
@@ -64,24 +64,24 @@ class TemperatureMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class TemperatureScaling(Calibrator):
-    """``p = softmax(z / T)``, T minimising the mean negative log likelihood on the fit set.
+    """``p = softmax(z / T)``, where T minimises the mean negative log likelihood on the fit set.
 
-    The NLL is convex in 1/T. It is solved by Halley's method within a bracket, so the result is the
-    optimum to about 1e-7 and not wherever a fixed number of steps ended. If the optimum is at T = 0
-    (every prediction correct) or T = infinity (worse than chance), T stops at a bound, 1e4 times
-    smaller or larger than the scale of the logits, with a BoundarySolution warning; flat logits
-    give T = 1 with a FlatLogits warning.
+    The NLL is convex in 1/T. It is minimised by Halley's method within a bracket, so the result is
+    the optimum to about 1e-7, and does not depend on a fixed number of steps. If the optimum is at
+    T = 0 (every prediction is correct) or T = infinity (no better than chance), T stops at a bound,
+    1e4 times smaller or larger than the scale of the logits, with a BoundarySolution warning. Flat
+    logits give T = 1 with a FlatLogits warning.
 
-    ``objective``: "nll", "label_smoothing" (0.05), or one of those the papers compare on the same
-    family: "ece" (equal-width bins), "ada_ece" (equal-mass bins), and those of numerics.objectives
-    ("soft_ece" and "charbonnier" are in the binned form), where ``lam`` is ``1 / (2 sigma^2)`` for
-    soft bins of width sigma. These need not be convex and are minimised on a grid from T/16 to 16 T
-    around the NLL optimum, refined to one part in a million (if the NLL itself ends at a bound, so
-    does T). An objective that is still falling at the end of the grid is flagged as well.
+    ``objective`` is "nll", "label_smoothing" (0.05), or another objective from the literature:
+    "ece" (equal-width bins), "ada_ece" (equal-mass bins), or one of those in numerics.objectives,
+    where "soft_ece" and "charbonnier" have the binned form and ``lam`` is ``1 / (2 sigma^2)`` for
+    soft bins of width sigma. These objectives need not be convex. They are minimised on a grid from
+    T/16 to 16 T around the NLL optimum T, refined to one part in a million. If the NLL itself ends
+    at a bound, so does T. An objective that still falls at the end of the grid also gives a
+    BoundarySolution warning.
 
-    ``grid="tenths"`` instead tries T = 0.1, 0.2, ..., 10 only, whatever the scale of the logits,
-    and takes the lowest T on ties. With ``objective="ada_ece"`` this is how the AdaFocal paper
-    selects T.
+    ``grid="tenths"`` only tries T = 0.1, 0.2, ..., 10, whatever the scale of the logits, and takes
+    the lowest T on ties. With ``objective="ada_ece"``, this is how the AdaFocal paper selects T.
 
     Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks. ICML 2017.
 
@@ -104,7 +104,7 @@ class TemperatureScaling(Calibrator):
     delta: Annotated[float, Ge(0), Le(1)] = 1e-3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: for most objectives, also the confidence curves."""
+        """Estimate the peak memory, which for most objectives includes the confidence curves."""
         tenths = self.grid == "tenths"
         if not tenths and self.objective in ("nll", "label_smoothing"):
             return super().memory_bytes(n, k)
@@ -176,7 +176,7 @@ class TemperatureScaling(Calibrator):
 
 
 def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
-    """Return the bounds of 1/T, relative to the scale of the logits; None if they are flat."""
+    """Return bounds of 1/T that suit the scale of the logits; None if the logits are flat."""
     mean_gap = float(mean_gaps(data).mean())
     if mean_gap == 0:
         return None
@@ -196,7 +196,7 @@ def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
 def _minimise_nll(
     data: CalibrationSet, bounds: tuple[float, float], smoothing: float, accuracy: float = 1e-8
 ) -> Root:
-    """Return the best 1/T, started from the solution on every eighth row if n is large."""
+    """Return the best 1/T; if n is large, start from the solution on every eighth row."""
     pull = data.label_gaps
     if smoothing:
         pull = (1 - smoothing) * pull + smoothing * mean_gaps(data)
@@ -204,8 +204,8 @@ def _minimise_nll(
         return Root(bounds[1], True, 0)
     start = math.sqrt(bounds[0] * bounds[1])
     if data.n >= 8 * MIN_START:
-        nearly = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
-        start = start if nearly.at_bound else nearly.value
+        coarse = _minimise_nll(_every(data, 8), bounds, smoothing, 1e-3)
+        start = start if coarse.at_bound else coarse.value
     mean_pull = float(pull.mean(dtype=np.float64))
 
     def derivatives(beta: float) -> tuple[float, float, float]:
@@ -216,19 +216,19 @@ def _minimise_nll(
 
 
 def _every(data: CalibrationSet, stride: int) -> CalibrationSet:
-    """Return every stride-th row."""
+    """Return every ``stride``-th row of a set."""
     return data if stride < 2 else data.take(np.arange(0, data.n, stride))
 
 
 def _end_sentence(objective: str, beta: float) -> str:
     return (
-        f"the {objective} objective is still falling at the end of its grid, 2^{OCTAVES} times off "
-        f"the NLL optimum; T stops there, at {1 / beta:.3g}"
+        f"the {objective} objective still falls at the end of its grid, a factor of {2**OCTAVES} "
+        f"from the NLL optimum; T stops there, at {1 / beta:.3g}"
     )
 
 
 def _why_infinite(data: CalibrationSet) -> str:
-    """Return why T is infinite: because of a single row, or of the logits as a whole."""
+    """Return the reason for an infinite T: a single row, or the logits as a whole."""
     pull = data.label_gaps.astype(np.float64)
     excess = pull - mean_gaps(data)  # the slope of each row's NLL at 1/T = 0
     worst = int(excess.argmax())
@@ -242,7 +242,7 @@ def _why_infinite(data: CalibrationSet) -> str:
 
 @dataclass(frozen=True)
 class Root:
-    """The root of a derivative; ``at_bound`` if its sign is the same on the whole interval."""
+    """The root of a derivative, or the bound if its sign is the same on the whole interval."""
 
     value: float
     at_bound: bool
@@ -259,10 +259,10 @@ def bracketed_newton(
     """Return the minimiser of a convex function on [low, high], 0 < low < high.
 
     ``derivatives(x)`` returns the first and second derivative, and the third if it is known. Steps
-    are taken in log x; one that leaves the bracket goes to the bound if that is still untried, else
-    to the (geometric) middle, so no start and no data can make it cycle. A step squares the error
-    (Newton) or, with a third derivative, cubes it (Halley): the last step, which is still taken, is
-    the first whose square or cube is below ``accuracy``, relative to x.
+    are taken in log x. A step that would leave the bracket goes to the bound if that has not been
+    tried yet, otherwise to the geometric middle, so the search cannot cycle. A step squares the
+    error (Newton) or, with a third derivative, cubes it (Halley). The search therefore ends with
+    the first step whose square or cube is below ``accuracy``, relative to x.
 
     >>> bracketed_newton(lambda x: (x - 1 / x, 1 + 1 / x**2), 1e-3, 1e3, 50.0).value
     1.0...
@@ -294,7 +294,10 @@ def bracketed_newton(
 
 
 def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float:
-    """Return Halley's step in log x; Newton's if they differ twofold or ``third`` is unknown."""
+    """Return Halley's step in log x, or Newton's if they differ by a factor of 2 or more.
+
+    Without ``third``, the step is Newton's.
+    """
     if not bend > 0:
         return math.copysign(math.inf, -slope)
     newton = -slope / (x * bend)
@@ -308,7 +311,8 @@ def minimise_on_grid(
     """Return the minimiser of any function of one positive number, and the evaluation count.
 
     The function is evaluated at eight points per octave around ``centre``, then on ever finer grids
-    around the best point, to one part in a million. Ties go to the point nearest to the centre.
+    around the best point, down to one part in a million. On ties, the point nearest to the centre
+    of the grid is used.
 
     >>> round(minimise_on_grid(lambda x: abs(math.log(x / 3)), 1.0)[0], 5)
     3.0

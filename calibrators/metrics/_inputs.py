@@ -26,8 +26,8 @@ ROUNDING = 1e-6
 class Checked:
     """Validated probabilities (n, k) and labels (n,), with the top labels found in the same pass.
 
-    For each row, ``confidence`` is the largest probability, in [0, 1], and ``correct`` tells
-    whether the first column that holds it is the label.
+    For each row, ``confidence`` is the largest probability, clipped to [0, 1]. ``correct`` is True
+    if the first column that holds it is the label.
     """
 
     probabilities: Array
@@ -42,13 +42,13 @@ class Checked:
 
     @property
     def of_label(self) -> Floats:
-        """The probability given to each row's own label."""
+        """The probability of each row's label (n,)."""
         rows = np.arange(self.labels.size)
         return self.probabilities[rows, self.labels].astype(np.float64)
 
 
 def checked(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Checked:
-    """Check shapes, values and labels; a binary (n,) or (n, 1) input becomes (n, 2)."""
+    """Return checked probabilities and labels; binary input (n,) or (n, 1) becomes (n, 2)."""
     matrix, truth = _shaped(probabilities, labels)
     confidence, correct = np.empty(truth.size), np.empty(truth.size, dtype=np.bool_)
 
@@ -65,7 +65,7 @@ def checked_blocks(
     labels: npt.ArrayLike,
     summarise: Callable[[Array, Bools, Scratch], Summary],
 ) -> list[Summary]:
-    """Check like `checked`, keeping only a summary of each block's rows."""
+    """Check input like `checked`, but return only a summary of each block of rows."""
     matrix, truth = _shaped(probabilities, labels)
     return _each_block(matrix, truth, lambda start, stop, *rows: summarise(*rows))
 
@@ -78,14 +78,14 @@ def _shaped(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array,
 def _each_block(
     matrix: Array, truth: Integers, use: Callable[[int, int, Array, Bools, Scratch], Summary]
 ) -> list[Summary]:
-    """Call ``use`` for each block with its start, stop, largest values and correctness."""
+    """Call ``use`` for each block with its start, stop, row maxima and correctness."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
         largest, sound = _row_maxima(values, axis, scratch)
         own = _of_label(values, axis, truth[start:stop], scratch)
         right = np.equal(own, largest, out=scratch.take("right", largest.shape, np.bool_))
-        # Above one half (plus the tolerance of the row sum) no second column can be as large.
+        # above one half, plus the tolerance of the row sum, no second column can be as large
         if largest.min() < 0.5 + SUM_TOLERANCE:
             same = scratch.take("same", values.shape, np.bool_)
             np.equal(values, np.expand_dims(largest, axis), out=same)
@@ -101,7 +101,7 @@ def _each_block(
 
 
 def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
-    """Return the (n, k) matrix of probabilities without labels."""
+    """Return a checked matrix (n, k) of probabilities that have no labels."""
     matrix = _matrix(probabilities, name)
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
@@ -126,7 +126,7 @@ def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool
 
 
 def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> Array:
-    """Return the value of each row's own label in an oriented block."""
+    """Return the value (n,) at each row's label in an oriented block."""
     rows = np.arange(labels.size)
     if axis == 1:
         return np.asarray(values[rows, labels])
@@ -137,7 +137,7 @@ def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> A
 
 
 def _refuse_rows(matrix: Array, name: str) -> None:
-    """Raise a DataError with the violated rule and the number of rows that violate it."""
+    """Raise a DataError with the broken rule and the number of rows that break it."""
     with np.errstate(invalid="ignore", over="ignore"):
         outside = np.any((matrix < -ROUNDING) | (matrix > 1 + ROUNDING), axis=1)
         total: Array = matrix.sum(axis=1)
@@ -192,7 +192,7 @@ def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
 
 
 def checked_confidence(confidence: npt.ArrayLike) -> Floats:
-    """Return confidences (n,) as finite float64 in [0, 1]; rounding errors are clipped."""
+    """Return checked confidences (n,) as float64 in [0, 1]; rounding errors are clipped."""
     values = np.asarray(confidence, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise DataError(
@@ -204,7 +204,7 @@ def checked_confidence(confidence: npt.ArrayLike) -> Floats:
 
 
 def checked_correct(correct: npt.ArrayLike, rows: int) -> Bools:
-    """Return correctness (n,) as booleans; 0 and 1 are accepted too."""
+    """Return correctness (n,) as booleans; 0 and 1 are accepted as well."""
     values = np.asarray(correct)
     if values.shape != (rows,):
         raise DataError(
@@ -224,7 +224,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError with the number of broken rows and the first one, if there are any."""
+    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

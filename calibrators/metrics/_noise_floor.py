@@ -17,7 +17,7 @@ PARTS = 16
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Mean and 95 % quantile of the ECE that a calibrated model with these confidences shows."""
+    """Mean and 95 % quantile of the ECE of a calibrated model with the same confidences."""
 
     mean: float
     quantile95: float
@@ -29,11 +29,11 @@ def noise_floor(
     """Return the ECE (equal-width bins) that a calibrated model shows by chance alone.
 
     Correctness is redrawn `draws` times as `a_i ~ Bernoulli(c_i)`; the confidences stay fixed. An
-    ECE below `quantile95` is no evidence of miscalibration. Convention: each bin is cut into 16
-    equal parts, and the number of correct rows in a part is drawn from a binomial with its mean
-    confidence. For a single row this is exact; for many rows, the variance per row is off by less
-    than the square of 1/16 of the bin width.
-    Bröcker & Smith 2007; Vaicenavicius et al. 2019.
+    ECE below `quantile95` is no evidence of miscalibration. Convention: each bin is divided into 16
+    equal parts, and the number of correct rows in a part is drawn from a binomial distribution with
+    the mean confidence of the part. For a part with a single row, this is exact; for many rows, the
+    error of the variance per row is less than the square of 1/16 of the bin width. Bröcker & Smith
+    2007; Vaicenavicius et al. 2019.
 
     >>> floor = noise_floor([0.9] * 900, draws=400)
     >>> 0.007 < floor.mean < 0.009  # sqrt(2/pi) * sqrt(0.9 * 0.1 / 900) = 0.00798
@@ -49,11 +49,11 @@ def noise_floor(
 
 
 def _drawn_errors(count: Integers, expected: Floats, draws: int, seed: int) -> Floats:
-    """Return the ECE for each draw, given the row count and confidence sum per part."""
+    """Return the ECE of each draw, given the number of rows and sum of confidences per part."""
     filled = np.flatnonzero(count)
     rows, right = count[filled], expected[filled]
     chance = np.minimum(right / rows, 1.0)
-    # draws as the last axis: numpy sets up a binomial once for a run of equal parameters
+    # draws are the last axis, as numpy sets up a binomial once for a run of equal parameters
     hits = np.random.default_rng(seed).binomial(
         rows[:, None], chance[:, None], (filled.size, draws)
     )

@@ -1,12 +1,15 @@
 """Resample binned metrics from counts, without reading the rows again.
 
-The equal-width and the equal-mass bins of the full sample are both unions of *cells*, intervals of
-confidence between neighbouring edges of either kind; only a tie group on an equal-mass edge is a
-cell that several bins share. Rows that lie in the same cell and have the same correctness on every
-side form a *stratum*. To resample n rows, draw the number of rows from each stratum (a multinomial)
-and then the sum of their confidences, which is normal with the moments of the stratum. For a
-stratum of a single row this is exactly the row bootstrap; in a stratum of many rows, confidences
-differ by less than the width of a cell, and their sum is practically normal.
+A *cell* is an interval of confidence between neighbouring edges of the equal-width or equal-mass
+bins of the full sample. All of these bins are unions of cells, except that a group of ties on an
+equal-mass edge is a cell that several bins share. One or two *sides* (for example, before and after
+calibration) hold the same rows. Rows that lie in the same cell and have the same correctness on
+every side form a *stratum*.
+
+To resample n rows, the number of rows from each stratum is drawn from a multinomial distribution,
+then the sum of their confidences from a normal distribution with the moments of the stratum. For a
+stratum with a single row, this is exactly the row bootstrap. In a stratum with many rows,
+confidences differ by less than the width of a cell, and their sum is practically normal.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ DRAWN_AT_ONCE = 1 << 19
 
 
 class BinShares(NamedTuple):
-    """Overlaps of cells with bins, in bin order: the cell, and the share of it inside the bin.
+    """Overlaps of cells with bins, in bin order: the cell, and its share inside the bin.
 
-    ``first`` holds the positions at which bins begin; bins without rows are left out.
+    ``first`` holds the positions at which the bins begin; bins without rows are left out.
     """
 
     cell: Integers
@@ -39,7 +42,7 @@ class BinShares(NamedTuple):
         return np.asarray(np.add.reduceat(values[:, self.cell] * self.share, self.first, axis=1))
 
     def squared(self) -> BinShares:
-        """Return the squares of the shares."""
+        """Return the same overlaps with squared shares."""
         return self._replace(share=self.share**2)
 
 
@@ -55,10 +58,10 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Strata for one or two sides: arrays are (strata,), and lists hold one array per side.
+    """Strata for one or two sides; arrays are (strata,), and lists hold one array per side.
 
-    ``mean`` holds the mean of the first side's confidence and of the second side's difference from
-    it; ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
+    ``mean`` holds the mean confidence of the first side and the mean difference of the second side
+    from it. ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
     """
 
     count: Integers
@@ -69,9 +72,9 @@ class Strata:
 
 
 class DrawnBins(NamedTuple):
-    """Bins of resampled rows: ``rows`` is (draws,), all others are (draws, bins).
+    """Bins of resampled rows: ``rows`` is (draws,), all other arrays are (draws, bins).
 
-    A gap is the sum of correctness minus confidence; ``mass_effective`` is an effective count as in
+    A gap is a sum of correctness minus confidence. ``mass_effective`` is the effective count of
     ``BinTable``.
     """
 
@@ -87,7 +90,7 @@ Figures = Mapping[str, Callable[[DrawnBins], Floats]]
 
 
 class Drawn(NamedTuple):
-    """Statistics by name: ``values`` on all rows, ``draws`` (draws,) on each resample."""
+    """Statistics by name: ``values`` on all rows, and ``draws`` (draws,) on each resample."""
 
     values: dict[str, float]
     draws: dict[str, Floats]
@@ -122,7 +125,7 @@ def resampled(
 
 
 def split(top: TopLabel, bins: int) -> Cells:
-    """Cut the confidences at the edges of both kinds of bin."""
+    """Return the cells of a sample, cut at the edges of its equal-width and equal-mass bins."""
     score = top.ranked.score
     edge = np.arange(bins + 1) * score.size // bins
     inner = edge[(edge > 0) & (edge < score.size)]
@@ -141,7 +144,7 @@ def split(top: TopLabel, bins: int) -> Cells:
 
 
 def _overlaps(begin: Integers, end: Integers, edge: Integers) -> BinShares:
-    """Return the shares of cells, which span ranks `begin` to `end`, in the bins between edges."""
+    """Return the shares of cells in bins; cells span the ranks from `begin` to `end`."""
     lowest = np.searchsorted(edge, begin, side="right") - 1
     many = np.where(end > begin, np.searchsorted(edge, end, side="left") - lowest, 0)
     cell = np.repeat(np.arange(begin.size), many)
@@ -197,9 +200,9 @@ def _occurring(code: Integers) -> tuple[Integers, Integers]:
 def _drawn_bins(
     strata: Strata, cells: list[Cells], count: Floats, random: np.random.Generator | None
 ) -> list[DrawnBins]:
-    """Return the bins for each side, for draws of `count` (draws, strata) rows.
+    """Return the bins of each side if `count` (draws, strata) rows are drawn from the strata.
 
-    Without `random`, each sum of confidences is its expectation.
+    Without `random`, the expectation is used for each sum of confidences.
     """
     sums = _confidence_sums(strata, count, random)
     return [
@@ -211,7 +214,7 @@ def _drawn_bins(
 def _confidence_sums(
     strata: Strata, count: Floats, random: np.random.Generator | None
 ) -> list[Floats]:
-    """Return the confidence sums for each side (draws, strata)."""
+    """Return the sums of confidences (draws, strata) for each side."""
     sums = [count * mean for mean in strata.mean]
     if random is not None:
         spread = np.sqrt(count)

@@ -1,4 +1,4 @@
-"""Sort confidences once; equal-mass bins and ranks then follow from cumulative sums."""
+"""Sorted confidences, from which equal-mass bins and ranks follow by cumulative sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["equal_mass"]
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Scores in ascending order, their rows, and the cumulative sums at each position (n + 1,).
+    """Scores in ascending order, the row of each, and the cumulative sums (n + 1,).
 
     Within a tie, the order of the rows is arbitrary; no metric depends on it.
     """
@@ -38,31 +38,31 @@ class Ranked:
     def of(cls, score: Floats, hit: Bools) -> Ranked:
         """Sort scores in [0, 1] together with their flags.
 
-        The bits of a non-negative float64 sort like the number itself, and faster, as integers.
+        Non-negative floats are in the same order as their bits, and integers are sorted faster.
         """
         order = np.argsort((score + 0.0).view(np.int64))
         return cls.of_sorted(order, score[order], hit[order])
 
     @classmethod
     def of_sorted(cls, order: Integers, score: Floats, hit: Bools) -> Ranked:
-        """Build it from sorted scores and the row of each score."""
+        """Build an instance from sorted scores, their flags, and the row of each score."""
         return cls(order, score, hit, _cumulated(score), _cumulated(hit))
 
     @cached_property
     def ties(self) -> Integers:
-        """The positions at which groups of equal scores begin, and n at the end."""
+        """The positions at which groups of equal scores begin, followed by n."""
         steps = np.flatnonzero(self.score[1:] != self.score[:-1]) + 1
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return the start and end of the tie group at each position (the last group at n)."""
+        """Return the start and end of the tie group at each position; n is in the last group."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")
         return begin, end
 
     def hits_at(self, position: Integers) -> Floats:
-        """Return the number of set flags below each position; tie groups count in proportion."""
+        """Return the number of hits below each position; tie groups count in proportion."""
         return _shared(self.hits_below, position, *self.group(position))
 
     def score_sum_at(self, position: Integers) -> Floats:
@@ -74,7 +74,7 @@ class Ranked:
         return np.arange(bins + 1) * self.score.size // bins
 
     def width_edges(self, bins: int) -> Integers:
-        """Return where the non-empty bins among (i/M, (i + 1)/M] begin and end."""
+        """Return the positions at which the non-empty bins among (i/M, (i + 1)/M] begin and end."""
         inner = np.searchsorted(self.score, width_edges(bins)[1:-1], side="right")
         return np.unique(np.concatenate(([0], inner, [self.score.size])))
 
@@ -94,11 +94,11 @@ class Ranked:
 
 
 def equal_mass(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """Return the table of the sorted confidences in `bins` bins with equal counts.
+    """Return the table of `bins` bins with equal numbers of the sorted confidences.
 
-    Tied confidences that straddle an edge are shared between the bins in proportion, so that
-    the table never depends on the order of the rows. `lower` and `upper` are the smallest and
-    largest confidence in the bin.
+    Tied confidences that straddle an edge are shared between the bins in proportion, so that the
+    table does not depend on the order of the rows. `lower` and `upper` are the smallest and the
+    largest confidence in each bin.
 
     >>> table = equal_mass([0.5, 0.9, 0.9, 0.9], [True, True, True, False], bins=2)
     >>> table.correct_sum.round(3)
@@ -131,5 +131,5 @@ def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Fl
 
 
 def _loss(taken: Integers, size: Integers) -> Floats:
-    """Return ``taken - taken**2 / size``: how much a partly used cell lowers the squared sum."""
+    """Return by how much a partly used tie lowers the sum of squares: taken - taken^2 / size."""
     return taken - taken**2 / size

@@ -1,4 +1,4 @@
-"""Measure how predictions agree with the mean prediction of their class (SECA diagnostics)."""
+"""Agreement of predictions with the mean prediction of their class (SECA diagnostics)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["ClassAgreement"]
 class ClassAgreement:
     """Entropy of predictions, and their agreement with the mean prediction of their class.
 
-    Each is a mean over samples, as in appendix A of the SECA paper (natural logarithms):
-    ``entropy`` of p; ``kl_divergence``, KL(m || p) as in its Eq. 9, where m is the mean of p over
-    the *other* samples of the class within the batch (samples without any are left out);
-    ``cosine``, the cosine of the angle between p and the mean over the whole class within the batch
-    (Eq. 5). Batches are added; NaN if there is no sample. ``sums`` are the sums of the three.
+    Three quantities are averaged over samples, as in appendix A of the SECA paper, with natural
+    logarithms. ``entropy`` is the entropy of the prediction p. ``kl_divergence`` is KL(m || p) as
+    in Eq. 9, where m is the mean of p over the *other* samples of the class within the batch;
+    samples without others are left out. ``cosine`` is the cosine of the angle between p and the
+    mean over the whole class within the batch (Eq. 5). Each is NaN if there is no sample. Instances
+    can be added to combine batches; ``sums`` holds the sums of the three quantities.
 
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
@@ -46,14 +47,14 @@ class ClassAgreement:
         entropy = -_weighted(p, log_p).sum()
         some = count > 1
         others = np.maximum((total - p)[some] / (count[some] - 1)[:, None], 0.0)
-        with np.errstate(invalid="ignore"):  # of a class that is ruled out: both are -inf
+        with np.errstate(invalid="ignore"):  # both are -inf for a class with probability 0
             log_ratio = _log(others) - log_p[some]
         cosine = (p * total).sum(axis=1) / np.sqrt((p**2).sum(axis=1) * (total**2).sum(axis=1))
         sums = float(entropy), float(_weighted(others, log_ratio).sum()), float(cosine.sum())
         return cls(len(labels), int(some.sum()), sums)
 
     def __add__(self, other: ClassAgreement) -> ClassAgreement:
-        """Return the agreement of the batches of both."""
+        """Return the agreement over the batches of both."""
         first, second, third = (a + b for a, b in zip(self.sums, other.sums, strict=True))
         return ClassAgreement(
             self.rows + other.rows,
@@ -68,12 +69,12 @@ class ClassAgreement:
 
     @property
     def kl_divergence(self) -> float:
-        """The mean divergence from the mean prediction of the others of the class."""
+        """The mean KL divergence from the mean prediction of the other samples of the class."""
         return self._mean(1, self.rows_with_others)
 
     @property
     def cosine(self) -> float:
-        """The mean cosine of the angle to the mean prediction of the class."""
+        """The mean cosine of the angle between a prediction and its class's mean prediction."""
         return self._mean(2, self.rows)
 
     def _mean(self, index: int, rows: int) -> float:
@@ -81,7 +82,7 @@ class ClassAgreement:
 
 
 def _of_class(p: Floats, labels: Integers) -> tuple[Floats, Integers]:
-    """Return for each sample the sum of p over its class (n, k), and the size of the class (n,)."""
+    """Return, for each sample, the sum of p over its class (n, k) and its class size (n,)."""
     order = np.argsort(labels, kind="stable")
     _, begin, place, sizes = np.unique(
         labels[order], return_index=True, return_inverse=True, return_counts=True
@@ -92,7 +93,7 @@ def _of_class(p: Floats, labels: Integers) -> tuple[Floats, Integers]:
 
 
 def _weighted(weight: Floats, value: Floats) -> Floats:
-    """Return weight times value, 0 where the weight is 0."""
+    """Return ``weight * value``, with 0 where the weight is 0."""
     return np.multiply(weight, value, out=np.zeros_like(weight), where=weight > 0)
 
 

@@ -1,4 +1,4 @@
-"""Bins of confidence: one pass builds the table that every binned metric summarises."""
+"""Bins of confidence: one pass over the rows builds the table that all binned metrics use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from calibrators.numerics.parallel import Scratch, map_blocks
 __all__ = ["BinTable", "equal_width"]
 
 NEAR_AN_EDGE = 1e-6
-# fine cells of log-odds, for counting many rows:
-# 2304 cells per unit between confidences of 0.018 and 0.9997, 128 outside. A cell does not record
-# which of its rows are correct; this matters at the edge between two bins, but little if nearly all
-# are. Log-odds below -12 require 160,000 classes; from 37 on, the confidence is 1 in float64.
+# Many rows are counted in fine cells of log odds: 2304 cells per unit between confidences of 0.018
+# and 0.9997, and 128 outside. A cell does not record which of its rows are correct. This matters
+# at the edge between two bins, but only a little if nearly all rows of the cell are correct. Log
+# odds below -12 require 160,000 classes; from 37 on, the confidence is 1 in float64.
 CELLS = 32768
 ODDS = (-12.0, -4.0, 8.0, 40.0)
 AT_CELL = (0, 1024, 28672, CELLS)
@@ -37,8 +37,8 @@ class BinTable:
     """Per-bin sums of confidence and correctness.
 
     Counts may be fractional, because equal-mass bins share tied confidences in proportion.
-    `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin: the plain
-    count if no row is shared. The variance of a bin's accuracy depends on it.
+    `effective_count` is (sum w)^2 / sum w^2 over the shares w of the rows in a bin, which is the
+    plain count if no row is shared. It determines the variance of a bin's accuracy.
 
     >>> table = equal_width([0.2, 0.9, 0.9, 1.0], [False, True, False, True], bins=2)
     >>> table.count
@@ -72,7 +72,7 @@ class BinTable:
         return ratio(self.correct_sum - self.confidence_sum, self.count)
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        """Return count, confidence and accuracy per bin as JSON, null for empty bins."""
+        """Return count, confidence and accuracy per bin as plain JSON; None for empty bins."""
         columns = {"confidence": self.mean_confidence, "accuracy": self.accuracy}
         nullable = {
             name: [None if np.isnan(value) else value for value in column.tolist()]
@@ -89,7 +89,7 @@ class BinTable:
         return float(np.nanmax(np.abs(self.gap)))
 
     def debiased_squared(self) -> float:
-        """Return the mean squared gap without sampling noise; see `debiased_squared`."""
+        """Return the mean squared gap minus the part due to noise; see `debiased_squared`."""
         return float(
             debiased_squared(
                 self.count,
@@ -102,7 +102,7 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class TiedRows:
-    """Distinct confidences in order, each with its number of rows and of correct rows."""
+    """Distinct confidences in ascending order, with their numbers of rows and of correct rows."""
 
     lower: Floats
     upper: Floats
@@ -111,9 +111,10 @@ class TiedRows:
     correct: Floats
 
     def equal_mass(self, bins: int) -> BinTable:
-        """Return bins that end after floor(i n / M) rows; a tie on an edge is shared in proportion.
+        """Return the table of M = `bins` bins, of which bin i ends after floor(i n / M) rows.
 
-        The outermost edges are 0 and 1; an edge inside a tie is interpolated in proportion.
+        Rows that are tied at an edge are shared by the bins on both sides in proportion. The
+        outermost edges are 0 and 1; an edge inside a tie is interpolated.
         """
         rows = int(self.count.sum())
         cuts = np.arange(bins + 1) * rows // bins
@@ -134,9 +135,9 @@ class TiedRows:
 def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Floats) -> Floats:
     """Return `sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over the last axis.
 
-    The squared gap of a bin is too large by the variance of its accuracy; the second term is
-    an unbiased estimate of that variance. n_b is the effective count; bins with n_b <= 1 allow no
-    such estimate and count as 0 (as in the code of Kumar et al. 2019). `gap` is the sum of
+    The expected squared gap of a bin is too large by the variance of its accuracy; the second term
+    is an unbiased estimate of that variance. n_b is the effective count. Bins with n_b <= 1 allow
+    no such estimate and contribute 0, as in the code of Kumar et al. 2019. `gap` is the sum of
     correctness minus confidence.
     """
     usable = effective > 1
@@ -149,9 +150,9 @@ def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Flo
 
 
 def equal_width(confidence: npt.ArrayLike, correct: npt.ArrayLike, bins: int = 15) -> BinTable:
-    """Return the table of `bins` equal-width bins (i/M, (i + 1)/M]; 0 belongs to the first.
+    """Return the table of `bins` equal-width bins (i/M, (i + 1)/M]; 0 belongs to the first bin.
 
-    Edges are float64 and a confidence exactly on an edge belongs to the bin below it.
+    Edges are float64, and a confidence exactly on an edge belongs to the bin below it.
 
     >>> equal_width([0.25, 0.5, 0.75, 1.0], [True] * 4, bins=2).count
     array([2., 2.])
@@ -172,7 +173,7 @@ def tabulate(scores: Floats, hits: Bools, bins: int) -> BinTable:
 
 
 def tally(scores: Array, hits: Bools, bins: int, scratch: Scratch) -> Tally:
-    """Return, per equal-width bin, the sum of confidences and the counts of misses and hits."""
+    """Return each equal-width bin's sum of confidences, and the counts of misses and hits."""
     values = np.clip(scores, 0.0, 1.0, out=scratch.take("clipped", scores.shape, scores.dtype))
     index = bin_index(values, bins, scratch)
     sums: Floats = np.bincount(index, values, bins).astype(np.float64, copy=False)
@@ -212,21 +213,21 @@ def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integ
 
 
 def _correction(values: Array, index: Integers, bins: int) -> Integers:
-    """Return the bin correction for values whose product with `bins` may have been rounded."""
+    """Return the correction (-1, 0 or 1) of bins whose computation may have been rounded."""
     edges = width_edges(bins)
     below, above = edges.take(index, mode="clip"), edges.take(index + 1, mode="clip")
     return (values > above).astype(np.intp) - (values <= below)
 
 
 def ratio(part: Floats, whole: Floats) -> Floats:
-    """Return part / whole, NaN where whole is 0."""
+    """Return ``part / whole``, with NaN where ``whole`` is 0."""
     share: Floats = np.full(part.shape, np.nan)
     np.divide(part, whole, out=share, where=whole > 0)
     return share
 
 
 def cell_of(odds: npt.NDArray[Any]) -> Integers:
-    """Return the cell for each log-odds; the outermost cells include all values beyond them.
+    """Return the cell of each value of log odds; the outermost cells include all values beyond.
 
     >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
     [0, 1024, 10240, 32767, 32767]
@@ -236,7 +237,7 @@ def cell_of(odds: npt.NDArray[Any]) -> Integers:
 
 
 def odds_at(place: npt.NDArray[Any]) -> Floats:
-    """Return the log-odds at a fractional cell position between 0 and 32768.
+    """Return the log odds at a fractional cell position between 0 and 32768.
 
     >>> odds_at(np.array([0, 10240.0, 32768])).tolist()
     [-12.0, 0.0, 40.0]
@@ -246,11 +247,11 @@ def odds_at(place: npt.NDArray[Any]) -> Floats:
 
 
 def sigmoid(odds: Floats) -> Floats:
-    """Return the confidence of log-odds."""
+    """Return the confidence for the given log odds."""
     confidence: Floats = 1 / (1 + np.exp(-odds))
     return confidence
 
 
 def _sums_below(amounts: Floats) -> Floats:
-    """Return the sum of the amounts before each position, and the total at the end (n + 1,)."""
+    """Return the sum (n + 1,) of the amounts before each position; the last is the total."""
     return np.concatenate([[0.0], np.cumsum(amounts)])

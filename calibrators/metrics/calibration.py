@@ -36,7 +36,7 @@ def ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
 ECE = Metric(
     name="ece",
     title="ECE, equal-width bins",
-    meaning="How far apart confidence and accuracy are: the mean absolute gap over equally wide "
+    meaning="How far apart confidence and accuracy are: the mean absolute gap over equal-width "
     "bins of the confidence, each weighted by its number of rows.",
     function=ece,
     measure=lambda scored: scored.equal_width.ece(),
@@ -49,8 +49,8 @@ def ada_ece(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins:
     """Return the expected calibration error with equal-mass bins (AdaECE, ECE-EM).
 
     `sum_b (n_b / n) |acc_b - conf_b|` with edges at the sorted positions floor(j n / M).
-    Convention: equal confidences at an edge are shared in proportion, so that the value never
-    depends on the order of the rows. Nguyen & O'Connor 2015; Mukhoti et al. 2020.
+    Convention: equal confidences at an edge are shared in proportion, so that the value does not
+    depend on the order of the rows. Nguyen & O'Connor 2015; Mukhoti et al. 2020.
 
     >>> ada_ece([[0.9, 0.1], [0.6, 0.4]], [0, 1], bins=2)
     0.35
@@ -84,7 +84,7 @@ def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
 MCE = Metric(
     name="mce",
     title="largest gap of a bin (MCE)",
-    meaning="The largest gap between accuracy and mean confidence of any equally wide bin; a bin "
+    meaning="The largest gap between accuracy and mean confidence in any equal-width bin; a bin "
     "with few rows can make it large by chance.",
     function=mce,
     measure=lambda scored: scored.equal_width.mce(),
@@ -95,11 +95,11 @@ MCE = Metric(
 def debiased_squared_error(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
 ) -> float:
-    """Return the squared calibration error without the part that sampling noise adds.
+    """Return the squared calibration error minus the part that is due to sampling noise.
 
     `sum_b (n_b / n) ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over equal-mass bins.
-    Its expectation is 0 for a calibrated model regardless of n, so it can be negative. Convention:
-    n_b is the effective count when ties are shared between bins; bins with n_b <= 1 count as 0.
+    For a calibrated model, its expectation is 0 for any n, so it can be negative. Convention: n_b
+    is the effective count if ties are shared between bins; bins with n_b <= 1 contribute 0.
     Bröcker 2012; Kumar et al. 2019.
 
     >>> round(debiased_squared_error([[0.8, 0.2]] * 5, [0, 0, 0, 0, 1], bins=1), 6)
@@ -133,7 +133,7 @@ def ece_debiased(
 ) -> float:
     """Return the debiased root-mean-square calibration error of Kumar et al. 2019.
 
-    `sqrt(max(0, debiased_squared_error))`. Convention: equal-mass bins, L2 (not L1) over bins.
+    `sqrt(max(0, debiased_squared_error))`. Convention: equal-mass bins; L2 instead of L1 over bins.
 
     >>> round(ece_debiased([[0.8, 0.2]] * 4, [0, 0, 1, 1], bins=1), 6)
     0.08165
@@ -159,11 +159,11 @@ def ece_sweep(
     max_bins: int = 512,
     binning: Literal["mass", "width"] = "mass",
 ) -> float:
-    """Return the ECE with the most bins whose accuracies are in ascending order.
+    """Return the ECE with the largest number of bins whose accuracies are in ascending order.
 
-    Bins are added one by one as long as `acc_1 <= ... <= acc_b`; the last such b is used. The bins
-    have equal mass, or with `binning="width"` equal width, where empty bins are skipped.
-    Convention: absolute gaps (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).
+    The number of bins b is increased as long as `acc_1 <= ... <= acc_b`. The bins have equal mass
+    or, with `binning="width"`, equal width, where empty bins are skipped. Convention: absolute gaps
+    (L1), at most `max_bins` bins. Roelofs et al. 2022 (preprint 2020).
 
     >>> ece_sweep([[0.9, 0.1], [0.6, 0.4]], [0, 1])
     0.35
@@ -191,8 +191,8 @@ def ece_sweep(
 ECE_SWEEP = Metric(
     name="ece_sweep",
     title="ECE by monotonic sweep",
-    meaning="The gap over the largest number of equal-mass bins whose accuracies rise with the "
-    "confidence.",
+    meaning="The mean absolute gap over the largest number of equal-mass bins whose accuracies "
+    "rise with the confidence.",
     function=ece_sweep,
     measure=lambda scored: ece_sweep(scored.rows.top),
     position=45,

@@ -1,4 +1,4 @@
-"""The metrics of a report, found by scanning this folder for the record next to each function."""
+"""The metrics of a report, found by scanning this folder for instances of Metric."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Metric:
     """A metric of a report: how it is measured, shown and defined.
 
-    ``measure`` takes the shared inputs of a report and returns None if the metric does not exist
-    for such data, NaN if it is undefined on these rows. ``function`` is the public form, which
-    takes probabilities and labels. ``position`` orders the table. ``percent`` tells whether the
-    value is a share, shown in percent, or a plain number. ``meaning`` is a short definition.
-    ``interval`` is the rule for its interval, if it has one.
+    ``measure`` takes the shared inputs of a report. It returns None if the metric does not exist
+    for such data, and NaN if it is undefined on these rows. ``function`` is the public form, which
+    takes probabilities and labels. ``position`` determines the order of the table. ``percent`` is
+    True if the value is a share, which is shown in percent, and False for plain numbers.
+    ``meaning`` is a short definition. ``interval`` is the rule for its interval, if it has one.
 
     >>> all_metrics()["ece"].title
     'ECE, equal-width bins'
@@ -43,7 +43,7 @@ class Metric:
     interval: RowRule | Resampled | None = None
 
     def text(self, value: float | None, *, signed: bool = False) -> str:
-        """Format a value for display; empty if there is none.
+        """Format a value for display; return an empty string if it is None.
 
         >>> ece = all_metrics()["ece"]
         >>> ece.text(0.0452), ece.text(-0.01, signed=True)
@@ -84,7 +84,7 @@ class Metric:
 
 @cache
 def all_metrics() -> dict[str, Metric]:
-    """Return every metric of a report by name, in the order of its table.
+    """Return all metrics of a report by name, in the order of the report's table.
 
     >>> list(all_metrics())[:2]
     ['ece', 'ada_ece']

@@ -1,4 +1,4 @@
-"""Calibration errors of every class, not only of the predicted one."""
+"""Calibration errors of all classes, not only of the predicted one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def classwise_ece(
     """Return the mean over classes of the calibration error of `p_c`.
 
     `(1/k) sum_c sum_b (n_bc / n) |freq_bc - mean p_c|`, where all n rows are binned by `p_c` and
-    freq is the share of label c. Convention: equal-width bins (i/M, (i + 1)/M], or equal-mass
-    bins for each class with `adaptive`; no threshold on small probabilities. Nixon et al. 2019
-    (there: SCE and ACE); Kull et al. 2019.
+    freq is the share of label c. Convention: equal-width bins (i/M, (i + 1)/M] or, with `adaptive`,
+    equal-mass bins for each class; no threshold for small probabilities. Nixon et al. 2019 (who
+    call these SCE and ACE); Kull et al. 2019.
 
     >>> round(classwise_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -39,8 +39,8 @@ def classwise_ece(
 CLASSWISE_ECE = Metric(
     name="classwise_ece",
     title="class-wise ECE",
-    meaning="The ECE of each class's own probability as the chance that a row has that label, in "
-    "equally wide bins over all rows, averaged over the classes.",
+    meaning="The ECE of each class's probability, compared with how often that class is the label, "
+    "in equal-width bins over all rows; averaged over the classes.",
     function=classwise_ece,
     measure=lambda scored: None if scored.classes is None else scored.classes.mean_ece,
     position=60,
@@ -49,10 +49,11 @@ CLASSWISE_ECE = Metric(
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """Calibration per class; all arrays are (k,).
+    """Calibration of each class; all arrays are (k,).
 
-    `labelled` and `predicted` count rows (predicted: the first of the largest columns),
-    `mean_probability` is the mean of `p_c` over all rows, `ece` the calibration error of `p_c`.
+    `labelled` and `predicted` are the numbers of rows with that label and with that prediction,
+    where ties go to the first column. `mean_probability` is the mean of `p_c` over all rows, and
+    `ece` is the calibration error of `p_c`.
     """
 
     labelled: Integers
@@ -116,9 +117,9 @@ def sce(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) 
     """Return the static calibration error exactly as Eq. 17 of the SECA paper states it.
 
     `(1/k) sum_c sum_b (n_bc / n_c) |acc_bc - conf_bc|`, where only the n_c rows *labelled* c are
-    binned, by their top-label confidence, and acc is the share of them predicted correctly.
-    Convention: classes without rows are left out of the mean. On balanced data it is at least
-    the ECE; it does not vanish for a calibrated model. For Nixon's SCE see `classwise_ece`.
+    binned, by their top-label confidence, and acc is the share of these rows that is predicted
+    correctly. Convention: classes without rows are left out of the mean. On balanced data, it is at
+    least the ECE; it does not vanish for a calibrated model. For Nixon's SCE, see `classwise_ece`.
 
     >>> sce([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     0.5

@@ -1,6 +1,6 @@
 """Closed-form intervals for means, for shares, and for paired changes in shares.
 
-A bootstrap of a mean needs no draws: its percentiles are known up to terms of order 1/n.
+The bootstrap of a mean needs no draws, as its percentiles are known up to terms of order 1/n.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Interval:
     level: float
 
     def widened(self, factor: float) -> Interval:
-        """Return the same estimate with its bounds ``factor`` times as far away.
+        """Return the same estimate with bounds that are ``factor`` times as far from it.
 
         >>> Interval(1.0, 0.5, 2.0, 0.95).widened(2.0)
         Interval(value=1.0, low=0.0, high=3.0, level=0.95)
@@ -63,10 +63,9 @@ def deviations(level: float) -> float:
 def fold_factor(folds: int) -> float:
     """Return the factor that widens the interval of a paired mean for out-of-fold probabilities.
 
-    Fits on overlapping folds are not independent, and are anti-correlated with the
-    fold they are judged on: rows alone underestimate the variance by a factor of
-    ``1 + folds / (folds - 1)``.
-    Nadeau & Bengio 2003.
+    Fits on overlapping folds are not independent of each other, and each is anti-correlated with
+    the fold it is judged on. The rows alone therefore underestimate the variance by a factor of
+    ``1 + folds / (folds - 1)``. Nadeau & Bengio 2003.
 
     >>> fold_factor(1), fold_factor(5)
     (1.0, 1.5)
@@ -75,12 +74,12 @@ def fold_factor(folds: int) -> float:
 
 
 def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval:
-    """Return the interval of the mean of ``values`` (n,), kept inside ``limits``.
+    """Return the interval of the mean of ``values`` (n,), clipped to ``limits``.
 
-    ``mean + s / sqrt(n) (+-z + g (z^2 - 1) / (6 sqrt(n)))``, with s the standard deviation and g
-    the skewness: the Cornish-Fisher expansion of the percentile bootstrap, which matches its
-    percentiles up to terms of order 1/n. Hall 1992, The Bootstrap and Edgeworth Expansion, ch. 2
-    and 3.
+    The bounds are ``mean + s / sqrt(n) (+-z + g (z^2 - 1) / (6 sqrt(n)))``, where s is the standard
+    deviation and g the skewness. This is the Cornish-Fisher expansion of the percentile bootstrap,
+    which matches its percentiles up to terms of order 1/n. Hall 1992, The Bootstrap and Edgeworth
+    Expansion, ch. 2 and 3.
 
     >>> found = mean_interval(np.arange(100.0), 0.95)
     >>> found.value, round(found.low, 2), round(found.high, 2)
@@ -101,7 +100,7 @@ def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval
 
 
 def share_interval(hits: int, n: int, level: float) -> Interval:
-    """Return Wilson's interval of a share of ``hits`` among ``n`` rows.
+    """Return Wilson's interval of the share ``hits / n``.
 
     >>> found = share_interval(50, 100, 0.95)
     >>> found.value, round(found.low, 3), round(found.high, 3)
@@ -114,9 +113,10 @@ def share_interval(hits: int, n: int, level: float) -> Interval:
 def share_change_interval(gained: int, lost: int, n: int, level: float) -> Interval:
     """Return the interval of ``(gained - lost) / n``, the paired change in a proportion.
 
-    ``gained`` and ``lost`` count the rows whose flag turned true and false. Half a row is added to
-    each cell of the 2 x 2 table, so that a few lost rows alone are not significant. By convention,
-    the interval is [0, 0] if no row changed. Agresti & Min 2005.
+    ``gained`` is the number of rows whose flag became true, ``lost`` the number of rows whose flag
+    became false. Half a row is added to each cell of the 2 x 2 table, so that a few lost rows alone
+    are not significant. By convention, the interval is [0, 0] if no row changed. Agresti & Min
+    2005.
 
     >>> share_change_interval(0, 0, 100, 0.95)
     Interval(value=0.0, low=0.0, high=0.0, level=0.95)
@@ -134,7 +134,7 @@ def share_change_interval(gained: int, lost: int, n: int, level: float) -> Inter
 
 
 def wilson(share: Floats, count: Floats, level: float) -> tuple[Floats, Floats]:
-    """Return Wilson's score interval of a share among ``count`` rows; NaN where count is 0.
+    """Return the bounds of Wilson's score interval of a share of ``count`` rows; NaN if count is 0.
 
     Wilson 1927.
 

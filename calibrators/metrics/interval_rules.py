@@ -1,4 +1,4 @@
-"""Rules that compute the interval for a metric, from its rows or from resampled bins."""
+"""Rules that compute the interval of a metric, from the scores of its rows or resampled bins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RowRule(ABC):
 
     @abstractmethod
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
-        """Return the interval of after minus before on the same rows; None if it is undefined."""
+        """Return the interval of the change on the same rows; None if it is undefined."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MeanOf(RowRule):
         return mean_interval(self.values(rows), level, self.limits)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         return mean_interval(self.values(after) - self.values(before), level)
 
 
@@ -69,7 +69,7 @@ class ShareOf(RowRule):
         return share_interval(int(np.count_nonzero(flags)), flags.size, level)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         old, new = self.flags(before), self.flags(after)
         gained, lost = np.count_nonzero(new & ~old), np.count_nonzero(old & ~new)
         return share_change_interval(int(gained), int(lost), old.size, level)
@@ -77,7 +77,7 @@ class ShareOf(RowRule):
 
 @dataclass(frozen=True)
 class InfluenceOf(RowRule):
-    """The metric is a share, ``value``, to which each row adds its ``influence`` (n,)."""
+    """The metric is a share, ``value``, on which each row has an ``influence`` (n,)."""
 
     value: Callable[[RowScores], float]
     influence: Callable[[RowScores], Floats | None]
@@ -87,7 +87,7 @@ class InfluenceOf(RowRule):
         return _around(self.value(rows), self.influence(rows), level, SHARE)
 
     def change(self, before: RowScores, after: RowScores, level: float) -> Interval | None:
-        """Return the interval of after minus before on the same rows."""
+        """Return the interval of the change, after minus before, on the same rows."""
         old, new = self.influence(before), self.influence(after)
         if old is None or new is None:
             return None
@@ -96,7 +96,7 @@ class InfluenceOf(RowRule):
 
 @dataclass(frozen=True)
 class Resampled:
-    """The metric is a ``figure`` (draws,) of resampled bins, and lies inside ``limits``."""
+    """The metric is computed by ``figure`` from resampled bins, and lies inside ``limits``."""
 
     figure: Callable[[DrawnBins], Floats]
     limits: Range = ANY

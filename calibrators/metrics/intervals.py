@@ -1,10 +1,10 @@
 """Intervals for metrics, and for their change between two maps on the same rows.
 
 Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have closed-form
-intervals (see `estimates` and `selective`); binned errors are resampled. The bootstrap resamples
-a sample that already carries noise, so its draws carry that noise twice: a statistic that noise
-increases, such as every ECE, is increased again, and the plain percentile interval can lie entirely
-above the estimate. All draws are therefore shifted so that their mean is the point estimate, which
+intervals (see `estimates` and `selective`); binned errors are resampled. The sample itself contains
+noise, and the bootstrap adds noise a second time. A statistic that noise increases, such as any
+ECE, is therefore increased again, and the plain percentile interval can lie entirely above the
+estimate. For this reason, all draws are shifted so that their mean is the point estimate, which
 keeps their spread and removes the second increase.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Compared(NamedTuple):
-    """Intervals before, after and for the change, all from the same resampled rows."""
+    """Intervals before, after and of the change, all from the same resampled rows."""
 
     before: dict[str, Interval]
     after: dict[str, Interval]
@@ -53,9 +53,9 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the interval of any metric `f(probabilities, labels)` from resampled rows.
 
-    The bounds are percentiles of draws shifted to the point estimate (see the module docstring).
-    For built-in metrics, `calibration_intervals` is much faster. Draws in which the metric is NaN
-    are left out. Efron & Tibshirani 1993.
+    The bounds are percentiles of the draws, which are shifted so that their mean is the point
+    estimate (see the module docstring). Draws in which the metric is NaN are left out. For built-in
+    metrics, `calibration_intervals` is much faster. Efron & Tibshirani 1993.
 
     >>> from calibrators.metrics import accuracy
     >>> found = bootstrap_interval(accuracy, [[0.8, 0.2]] * 100, [0] * 80 + [1] * 20, draws=200)
@@ -79,8 +79,8 @@ def calibration_intervals(
     """Return the intervals of all metrics that have one, by name.
 
     `ece` and `debiased_squared_error` are resampled with the bins of the full sample; `draws` and
-    `seed` apply to them only. `refinement_auroc` is left out if fewer than two rows are correct or
-    fewer than two are wrong. Bounds are kept within the range of the metric.
+    `seed` apply only to them. `refinement_auroc` is left out if fewer than two rows are correct or
+    fewer than two are wrong. Bounds are clipped to the range of the metric.
 
     >>> from calibrators.metrics import row_scores
     >>> rows = row_scores([[0.8, 0.2]] * 100, [0] * 80 + [1] * 20)
@@ -102,10 +102,10 @@ def paired_intervals(
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Return intervals of the change, after minus before, on the same resampled rows.
+    """Return the intervals of the changes, after minus before, on the same resampled rows.
 
-    Names as in `calibration_intervals`. An interval that lies entirely below 0 means that
-    the metric fell. Both sides must hold the same rows in the same order.
+    The names are those of `calibration_intervals`. An interval that lies entirely below 0 means
+    that the metric fell. Both sides must hold the same rows in the same order.
 
     >>> from calibrators.metrics import row_scores
     >>> labels = [0] * 80 + [1] * 20
@@ -138,7 +138,8 @@ def compared_intervals(
     rows = before.nll.size, after.nll.size
     if rows[0] != rows[1]:
         raise DataError(
-            "bad_input", f"before and after must be the same rows, got {rows[0]} and {rows[1]} rows"
+            "bad_input",
+            f"before and after must have the same rows, got {rows[0]} and {rows[1]} rows",
         )
     old, new = _resampled([before.top, after.top], bins, draws, seed)
     change = {}

@@ -1,4 +1,4 @@
-"""smCE: the worst correlation of the residuals with a slowly varying function of confidence."""
+"""smCE: the largest correlation of the residuals with a Lipschitz function of the confidence."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ def smce(
     `max over f of (1/n) sum_i (a_i - c_i) f(c_i)` for f with |f| <= 1 and
     |f(s) - f(t)| <= |s - t|. Convention: top label; f is bounded by 1.
 
-    Tied confidences share one value of f and only neighbours v_g, v_(g+1) constrain each other, so
-    this is a linear program along a chain. With S_g the residuals summed up to v_g, its dual is
+    Tied confidences share one value of f, and only neighbours v_g, v_(g+1) constrain each other, so
+    this is a linear program along a chain. Let S_g be the sum of the residuals up to v_g. The dual
+    is
 
     `min over U of sum_g |U_g - U_(g-1)| + sum_g (v_(g+1) - v_g) |U_g - S_g|`,
 
-    where U starts at 0 and ends at the sum of all residuals: the total-variation fit to S, solved
-    in O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the solver).
+    where U starts at 0 and ends at the sum of all residuals. This is a total-variation fit to S and
+    is solved in O(n log n). Kakade & Foster 2008; Błasiok et al. 2023; Kolmogorov et al. 2016 (the
+    solver).
 
-    With ``cells``, if there are more distinct confidences than that, each moves to the middle of
-    its cell of [0, 1]: the value then differs by at most half a cell times the mean of
-    `|a_i - c_i|`, and a million rows take a hundredth of a second instead of more than one.
+    If there are more than ``cells`` distinct confidences, each is moved to the middle of its cell,
+    one of ``cells`` equal parts of [0, 1]. The value then differs by at most half a cell times the
+    mean of `|a_i - c_i|`, and a million rows take a hundredth of a second instead of more than a
+    second.
 
     >>> round(smce([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -55,8 +58,8 @@ def smce(
 SMCE = Metric(
     name="smce",
     title="smooth calibration error",
-    meaning="The largest mean product of correctness minus confidence with a function of the "
-    "confidence that lies between -1 and 1 and has slopes of at most 1.",
+    meaning="The largest mean of (correctness minus confidence) times a function of the "
+    "confidence, over all functions between -1 and 1 with slopes of at most 1.",
     function=smce,
     measure=lambda scored: smce(scored.rows.top, cells=CELLS),
     position=55,
@@ -64,7 +67,7 @@ SMCE = Metric(
 
 
 def _merged(ranked: Ranked, cells: int) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Return the ends of the rows in each cell that has some, and the cells' middles."""
+    """Return the position after the last row of each non-empty cell, and the cells' middles."""
     edges = np.searchsorted(ranked.score, np.arange(1, cells) / cells)
     places = np.concatenate([[0], edges, [ranked.score.size]])
     filled = np.flatnonzero(np.diff(places))
@@ -72,11 +75,12 @@ def _merged(ranked: Ranked, cells: int) -> tuple[npt.NDArray[np.intp], Floats]:
 
 
 def _total_variation_fit(target: list[float], weight: list[float]) -> float:
-    """Return the least cost of U from 0 to target[-1], where weight[g] pulls U_g towards target[g].
+    """Return the lowest cost of a path U from 0 to ``target[-1]``, pulled towards the targets.
 
-    The cost so far, as a function of the current U, is convex with slopes from -1 to 1: the line
-    `intercept - U` on the far left, then kinks that add 2 to its slope. A pull adds one kink, and
-    moving at cost 1 cuts the slopes off on both sides, so every kink is added and removed once.
+    ``weight[g]`` pulls U_g towards ``target[g]``. The cost so far is a convex function of the
+    current U with slopes from -1 to 1: on the far left it is the line `intercept - U`, followed by
+    kinks that add 2 to its slope in all. A pull adds one kink; moving at cost 1 limits the slopes
+    to [-1, 1], which removes kinks on both sides. Every kink is added and removed once.
     """
     place = [0.0, *target[:-1]]
     size = [2.0, *(2 * pull for pull in weight)]
@@ -93,7 +97,7 @@ def _total_variation_fit(target: list[float], weight: list[float]) -> float:
 
 
 def _cut(outermost: list[tuple[float, int]], size: list[float], amount: float) -> float:
-    """Remove `amount` from the outermost kinks; return the sum of removed size times position."""
+    """Remove `amount` from the outermost kinks; return the sum of removed sizes times positions."""
     moment = 0.0
     while amount > 0 and outermost:
         place, kink = outermost[0]

@@ -1,4 +1,4 @@
-"""Inputs to a report, computed from probabilities with one check and one sort."""
+"""Inputs to a report, computed from probabilities with a single check and a single sort."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MAX_GUESSES = 5
 class ScoredRows:
     """The inputs shared by all metrics of a report: row scores and bin tables.
 
-    `classes` and `top_5_error` are None, because they need all probabilities; see `Scored`.
+    `classes` and `top_5_error` are None, because they need the probabilities of all classes; see
+    `Scored`.
     """
 
     rows: RowScores
@@ -40,12 +41,12 @@ class ScoredRows:
 
     @property
     def classes(self) -> ClassTable | None:
-        """The calibration of the probability of each class."""
+        """The calibration of each class's probability; None if it is unknown."""
         return None
 
     @property
     def top_5_error(self) -> float | None:
-        """The top-5 error; None if there are at most five classes."""
+        """The top-5 error; None if it is unknown or there are at most five classes."""
         return None
 
     @property
@@ -56,14 +57,14 @@ class ScoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Scored(ScoredRows):
-    """The inputs to all metrics, with the probabilities and labels themselves."""
+    """The inputs to all metrics, including the probabilities and labels themselves."""
 
     data: Checked
     ood: npt.ArrayLike | None = None
 
     @cached_property
     def classes(self) -> ClassTable:
-        """The calibration of the probability of each class."""
+        """The calibration of each class's probability."""
         return class_table_of(self.data, self.bins)
 
     @cached_property
@@ -86,7 +87,7 @@ def scored(
     bins: int = 15,
     ood: npt.ArrayLike | None = None,
 ) -> Scored:
-    """Score probabilities (n, k), or (n,) for binary, against labels (n,).
+    """Score probabilities (n, k), or (n,) if binary, against labels (n,).
 
     ``ood`` (m, k) are probabilities of out-of-distribution rows.
 

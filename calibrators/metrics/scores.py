@@ -30,7 +30,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 class RowScores:
     """Scores per row: top label, negative log-likelihood and Brier score.
 
-    Everything the bootstrap needs, computed with one check of (probabilities, labels).
+    They are all that the bootstrap needs, and are computed with one check of the input.
     """
 
     top: TopLabel
@@ -44,7 +44,7 @@ class RowScores:
 
 
 def row_scores(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> RowScores:
-    """Return the RowScores of probabilities (n, k), or (n,) for binary, and labels (n,).
+    """Return the scores of probabilities (n, k), or (n,) if binary, against labels (n,).
 
     >>> rows = row_scores([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     >>> rows.brier.round(2)
@@ -62,8 +62,9 @@ def row_scores_of(data: Checked) -> RowScores:
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return the negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
 
-    Convention: a probability below 1.2e-38 (the smallest normal float32) counts as that value, so
-    that an underflow costs a row 87.3 nats instead of infinity, and float32 and float64 agree.
+    Convention: a probability below 1.2e-38, the smallest normal float32, counts as that value. A
+    row with an underflow then has an NLL of 87.3 nats instead of infinity, and the results of
+    float32 and float64 agree.
 
     >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)
     0.9163
@@ -88,8 +89,8 @@ NLL = Metric(
 def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return the Brier score `(1/n) sum_i sum_c (p_ic - 1[y_i = c])^2`.
 
-    Convention: summed over classes as in Brier 1950, between 0 and 2; twice the one-column
-    score for binary problems.
+    Convention: it is summed over the classes, as in Brier 1950, and lies between 0 and 2. For
+    binary problems, it is twice the score of a single column.
 
     >>> round(brier([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.68
@@ -113,7 +114,7 @@ BRIER = Metric(
 
 
 def accuracy(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the share of rows whose prediction, the first of the largest columns, is the label.
+    """Return the share of rows whose prediction is the label; ties go to the first column.
 
     >>> accuracy([[0.8, 0.2], [0.5, 0.5]], [0, 1])
     0.5

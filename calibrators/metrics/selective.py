@@ -1,4 +1,4 @@
-"""Ranking metrics: AUROC of several kinds, and risk-coverage curves."""
+"""Ranking metrics: several kinds of AUROC, and areas under risk-coverage curves."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 
 
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the AUROC of the confidence separating correct from wrong predictions.
+    """Return the AUROC with which the confidence separates correct from wrong predictions.
 
-    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`. NaN if all rows are correct or all are wrong.
-    Unchanged by any increasing map of the confidence. Hendrycks & Gimpel 2017.
+    `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`, or NaN if all rows are correct or all are
+    wrong. An increasing map of the confidence does not change it. Hendrycks & Gimpel 2017.
 
     >>> refinement_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 1, 1])
     1.0
@@ -56,10 +56,10 @@ REFINEMENT_AUROC = Metric(
 
 
 def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean over classes of the AUROC of `p_c` separating label c from the rest.
+    """Return the mean over classes of the AUROC with which `p_c` separates label c from the rest.
 
-    Convention: one against the rest, unweighted; classes without rows (or with all rows) are
-    left out; NaN if none remains.
+    Convention: one against the rest, unweighted; classes that have no rows or all rows are left
+    out; NaN if none remains.
 
     >>> classwise_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
@@ -74,13 +74,13 @@ def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> floa
 
 
 def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean over ordered pairs of classes a, b of the AUROC of `p_a` between a and b.
+    """Return the mean over ordered pairs of classes of the AUROC between their rows.
 
-    This is what the RefCal code reports as refinement: how well each class's probability separates
-    its rows from those of each other class, whatever the number of their rows.
-    `refinement_auroc` separates correct from wrong predictions instead. Convention: ties count
-    half; pairs with a class without rows are left out; NaN if fewer than two classes have rows. The
-    cost is O(n k log n), too much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
+    For a pair a, b, it is the AUROC with which `p_a` separates the rows of a from those of b; each
+    pair has the same weight. The RefCal code reports this as refinement, while `refinement_auroc`
+    separates correct from wrong predictions. Convention: ties count half; pairs in which a class
+    has no rows are left out; NaN if fewer than two classes have rows. The cost is O(n k log n), too
+    much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
 
     >>> one_vs_one_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
@@ -101,7 +101,7 @@ def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> flo
 
 
 def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike) -> float:
-    """Return the AUROC of the entropy separating out-of-distribution rows from the others.
+    """Return the AUROC with which the entropy separates out-of-distribution rows from the others.
 
     >>> ood_auroc([[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.6, 0.4]])
     1.0
@@ -123,7 +123,7 @@ OOD_AUROC = Metric(
     name="ood_auroc",
     title="AUROC of out-of-distribution rows",
     meaning="How well the entropy of the probabilities separates out-of-distribution rows from "
-    "the others: the chance that one of them has the higher entropy. Only with `ood`.",
+    "the others: the chance that such a row has the higher entropy. Only with `ood`.",
     function=ood_auroc,
     measure=lambda scored: scored.ood_auroc,
     position=125,
@@ -132,11 +132,11 @@ OOD_AUROC = Metric(
 
 
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the area under the risk-coverage curve: mean error of the i most confident rows.
+    """Return the area under the risk-coverage curve.
 
-    `(1/n) sum_i (errors among the i most confident) / i`. Convention: ties count with the
-    expectation over their orders, so that the value never depends on the order of the rows.
-    Geifman & El-Yaniv 2017.
+    `(1/n) sum_i (errors among the i most confident rows) / i`. Convention: the expectation over all
+    orders of tied rows is used, so that the value does not depend on the order of the rows. Geifman
+    & El-Yaniv 2017.
 
     >>> round(aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1]), 4)
     0.1111
@@ -147,8 +147,8 @@ def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 AURC = Metric(
     name="aurc",
     title="AURC (risk-coverage)",
-    meaning="The error rate among the most confident rows, averaged over all shares of rows that "
-    "are kept.",
+    meaning="The error rate of the most confident rows, averaged over the share of rows that is "
+    "kept.",
     function=aurc,
     measure=lambda scored: scored.rows.ranking.aurc,
     position=130,
@@ -161,8 +161,8 @@ AURC = Metric(
 def e_aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the excess AURC: `aurc` minus the AURC of the best possible order.
 
-    Convention: the best order's area is the exact finite sum, not the limit
-    `r + (1 - r) log(1 - r)`, so a perfect order scores exactly 0. Geifman et al. 2019.
+    Convention: the area of the best order is the exact finite sum, not the limit
+    `r + (1 - r) log(1 - r)`, so that a perfect order scores exactly 0. Geifman et al. 2019.
 
     >>> e_aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     0.0
@@ -185,7 +185,7 @@ E_AURC = Metric(
 
 
 def best_aurc(correct: Bools) -> float:
-    """Return the smallest `aurc` of any order of these rows: all correct ones come first.
+    """Return the smallest `aurc` of any order of these rows, in which all correct ones come first.
 
     >>> round(best_aurc(np.array([True, False, True])), 4)
     0.1111
@@ -197,11 +197,12 @@ def best_aurc(correct: Bools) -> float:
 def auroc_influence(top: TopLabel) -> Floats | None:
     """Return the influence of each row on `refinement_auroc` (n,), in the order of the rows.
 
-    A correct row counts the share of wrong rows below it, a wrong row the share of correct rows
-    above it (ties count half), each minus the area and divided by the share of its kind. The
-    mean square over n is DeLong's variance of the area; the difference of two such arrays gives
-    that of a paired change, even if the predictions differ. None if there are fewer than two
-    correct or two wrong rows. DeLong et al. 1988.
+    A correct row contributes the share of wrong rows below it, a wrong row the share of correct
+    rows above it; ties count half. The influence is this share minus the area, divided by the share
+    of rows of the same kind. Its mean square divided by n is DeLong's variance of the area. The
+    difference of two such arrays gives the variance of a paired change, even if the predictions
+    differ. None is returned if there are fewer than two correct or two wrong rows. DeLong et al.
+    1988.
 
     >>> found = auroc_influence(TopLabel([0.9, 0.8, 0.7, 0.6], [True, False, True, False]))
     >>> found.round(3)
@@ -227,9 +228,9 @@ def auroc_influence(top: TopLabel) -> Floats | None:
 def aurc_influence(top: TopLabel) -> Floats:
     """Return the influence of each row on `aurc` (n,), in the order of the rows; the mean is 0.
 
-    With r_i the error rate of the i most confident rows, the j-th of them, with error e_j, counts
-    as `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`: it is one of the rows kept at every i >= j. The
-    mean square over n estimates the variance of the AURC.
+    Let r_i be the error rate of the i most confident rows. The influence of the j-th of these rows,
+    with error e_j, is `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`, as it is among the rows kept for
+    every i >= j. The mean square divided by n estimates the variance of the AURC.
 
     >>> aurc_influence(TopLabel([0.9, 0.8], [True, False])).round(3)
     array([-0.5,  0.5])
@@ -238,7 +239,7 @@ def aurc_influence(top: TopLabel) -> Floats:
 
 
 class Ranking(NamedTuple):
-    """AUROC (correct against wrong) and AURC, with the influence of each row on each."""
+    """AUROC (correct against wrong) and AURC, with the influence of each row on both."""
 
     auroc: float
     auroc_influence: Floats | None
@@ -247,7 +248,7 @@ class Ranking(NamedTuple):
 
 
 def ranking_of(top: TopLabel) -> Ranking:
-    """Return both ranking metrics at once."""
+    """Return both ranking metrics and the influence of each row on them."""
     risk = _risk(top.ranked)
     return Ranking(
         _auroc(top.ranked),
@@ -273,7 +274,7 @@ def _aurc_influence(ranked: Ranked, risk: Floats) -> Floats:
 
 
 def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
-    """Return values in row order, chosen by whether the row is correct."""
+    """Return values in the order of the rows: ``of_right`` for correct rows, else ``of_wrong``."""
     values: Floats = np.empty(ranked.score.size)
     np.copyto(of_wrong, of_right, where=ranked.hit)
     values[ranked.order] = of_wrong
@@ -283,7 +284,7 @@ def _by_row(ranked: Ranked, of_right: Floats, of_wrong: Floats) -> Floats:
 def _risk(ranked: Ranked) -> Floats:
     """Return the error rate among the i most confident rows, for i from 1 to n.
 
-    Within a tie the errors rise by the same step from row to row.
+    Within a tie, the number of errors rises by the same amount from row to row.
     """
     count = ranked.score.size
     below = np.arange(count + 1) - ranked.hits_below
@@ -300,7 +301,7 @@ def _risk(ranked: Ranked) -> Floats:
 
 
 def _auroc(ranked: Ranked) -> float:
-    """Return the Mann-Whitney statistic of the flags, ties counting half."""
+    """Return the Mann-Whitney statistic of the flags; ties count half."""
     ties = ranked.ties
     right = ranked.hits_below[ties]
     wrong = ties - right

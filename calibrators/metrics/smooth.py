@@ -1,7 +1,7 @@
-"""Kernel-smoothed calibration errors; the Gaussian kernel is reflected at 0 and 1.
+"""Kernel-smoothed calibration errors, with a Gaussian kernel that is reflected at 0 and 1.
 
-On cell centres the reflected Gaussian is the heat kernel of [0, 1]: each cosine frequency f is
-multiplied by exp(-(pi f sigma)^2 / 2), so one transform serves every bandwidth.
+On cell centres, the reflected Gaussian is the heat kernel of [0, 1]: it multiplies each cosine
+frequency f by exp(-(pi f sigma)^2 / 2), so one transform serves all bandwidths.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CELLS = 1 << 13
 
 
 def smece(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the smooth expected calibration error: no bins, automatic bandwidth.
+    """Return the smooth expected calibration error, without bins and with automatic bandwidth.
 
-    `smECE_s = integral |(1/n) sum_i (a_i - c_i) K_s(t, c_i)| dt` with K_s the reflected Gaussian;
-    the value is the s with `smECE_s = s`, which is unique because smECE_s falls as s grows.
-    Convention: top label; residuals spread linearly over 8192 cells; solved to 1e-7 (relplot stops
-    at 1e-3). Błasiok & Nakkiran 2024 (preprint 2023).
+    `smECE_s = integral |(1/n) sum_i (a_i - c_i) K_s(t, c_i)| dt`, where K_s is the reflected
+    Gaussian. The value is the s with `smECE_s = s`, which is unique because smECE_s falls as s
+    grows. Convention: top label; residuals are distributed linearly over 8192 cells; the equation
+    is solved to 1e-7 (relplot stops at 1e-3). Błasiok & Nakkiran 2024 (preprint 2023).
 
     >>> round(smece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 3)
     0.3
@@ -49,7 +49,7 @@ SMECE = Metric(
 
 
 def _falling_root(excess: Callable[[float], float]) -> float:
-    """Return where a falling function on [0, 1] crosses 0, to 1e-7 (false position, Illinois)."""
+    """Return the root of a falling function on [0, 1] to 1e-7, by the Illinois method."""
     low, high = 0.0, 1.0
     above, below = excess(low), excess(high)
     if above <= 0:
@@ -57,7 +57,7 @@ def _falling_root(excess: Callable[[float], float]) -> float:
     side = 0
     while high - low > 1e-7:
         middle = low + (high - low) * above / (above - below)
-        # stay inside by the tolerance, so that the bracket closes from both ends
+        # stay inside the bracket by half the tolerance, so that it closes from both ends
         middle = min(max(middle, low + 5e-8), high - 5e-8)
         value = excess(middle)
         if value > 0:
@@ -79,10 +79,10 @@ def kde_ece(
 ) -> float:
     """Return the calibration error from kernel density estimates.
 
-    `integral |t f(t) - f_1(t)| dt`, with f the density of the confidence and f_1 the density of
-    correct predictions (times the accuracy). Convention: top label, reflected Gaussian in place
-    of the reflected triweight, bandwidth `std (2n)^(-1/5)` as in the authors' code, at least two
-    of the 8192 cells. Zhang, Kailkhura & Han 2020.
+    `integral |t f(t) - f_1(t)| dt`, where f is the density of the confidence and f_1 that of
+    correct predictions times the accuracy. Convention: top label; a reflected Gaussian in place of
+    the reflected triweight; a bandwidth of `std (2n)^(-1/5)` as in the authors' code, but at least
+    two of the 8192 cells. Zhang, Kailkhura & Han 2020.
 
     >>> round(kde_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], bandwidth=0.01), 3)
     0.3
@@ -103,7 +103,7 @@ def kde_ece(
 
 
 def _on_cells(position: Floats, weight: Floats) -> Floats:
-    """Return weights on cells, each shared between the two nearest cell centres."""
+    """Return the weights on cells; each weight is divided between the two nearest cell centres."""
     place = np.clip(position * CELLS - 0.5, 0.0, CELLS - 1.0)
     left = np.minimum(place.astype(np.intp), CELLS - 2)
     share = place - left

@@ -29,14 +29,14 @@ def soft_ece(
     lam: float = 200.0,
     delta: float = 0.0,
 ) -> float:
-    """Return the calibration error over soft bins, the objective of ``Smart`` (with its delta).
+    """Return the calibration error over soft bins, which is the objective of ``Smart``.
 
-    `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)`,
-    `W_b = sum_i w_ib` and `w_ib` proportional to `exp(-lam (c_i - u_b)^2)`, summing to 1 over the
-    bins with centres u_b = (b + 1/2)/M. This equals
-    `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`, written without the division.
-    `lam = 1 / (2 sigma^2)`, where sigma is the width of a soft bin. Convention: the *binned* form,
-    not the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al. 2021; SMART.
+    `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)` and
+    `W_b = sum_i w_ib`. The weights `w_ib` are proportional to `exp(-lam (c_i - u_b)^2)` and sum to
+    1 over the bins, whose centres are u_b = (b + 1/2)/M. This equals
+    `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`, but needs no division. `lam` is
+    `1 / (2 sigma^2)`, where sigma is the width of a soft bin. Convention: the *binned* form, not
+    the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al. 2021; SMART.
 
     >>> round(soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
@@ -61,13 +61,13 @@ def charbonnier_soft_ece(
     delta: float = 1e-3,
     density: Density | None = None,
 ) -> float:
-    """Return H of the SMART paper's Eq. 6: the residual of each row against the bins around it.
+    """Return H of the SMART paper's Eq. 6, the distance of each row from the bins around it.
 
-    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`: the residual is against the *centre* u_b
-    of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
-    integral of Eq. 6 is the limit of many bins; the paper computes it with 15. With `delta = 0` it
-    is Eq. 5. It is not a calibration error: rows are not averaged before the residual is taken, so
-    a calibrated model does not score 0 (`soft_ece` is the binned form, which does).
+    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`. The residual is relative to the *centre*
+    u_b of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
+    integral of Eq. 6 is the limit of many bins; the paper computes it with 15 bins. With
+    `delta = 0`, it is Eq. 5. This is not a calibration error: rows are not averaged before the
+    residual is taken, so a calibrated model does not score 0. The binned form, `soft_ece`, does.
 
     >>> round(charbonnier_soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.5
@@ -87,8 +87,8 @@ def charbonnier_soft_ece(
 def kernel_bias(lam: float = 200.0, density: Density | None = None) -> float:
     """Return B_lam of Theorem 3.1, the largest mean distance of a confidence from its soft bins.
 
-    `sup over p of the integral of |p - u| K(p, u) density(u) du`, where K is the normalised kernel.
-    For the uniform density this is about `1 / sqrt(pi lam)`. SMART, Theorem 3.1.
+    This is `sup over p of the integral of |p - u| K(p, u) density(u) du`, where K is the normalised
+    kernel. For the uniform density, it is about `1 / sqrt(pi lam)`. SMART, Theorem 3.1.
 
     >>> round(kernel_bias(200.0), 4)
     0.0399
@@ -108,8 +108,8 @@ def kernel_bias(lam: float = 200.0, density: Density | None = None) -> float:
 def kernel_bias_bound(lam: float = 200.0, kappa: float = 1.0) -> float:
     """Return the bound of Eq. 17 on `kernel_bias`.
 
-    `min(1, 2 kappa / (sqrt(pi lam) erf(sqrt(lam))))`. kappa is the largest value of the reference
-    density divided by its smallest, 1 for the uniform density.
+    The bound is `min(1, 2 kappa / (sqrt(pi lam) erf(sqrt(lam))))`, where kappa is the ratio of the
+    largest to the smallest value of the reference density, or 1 for the uniform density.
 
     >>> round(kernel_bias_bound(200.0), 6)
     0.079788
@@ -128,7 +128,7 @@ def smce_bound(
     delta: float = 1e-3,
     density: Density | None = None,
 ) -> float:
-    """Return the upper bound `H + 2 B_lam` on smCE from Theorem 3.1 (SMART), H as an integral.
+    """Return the upper bound `H + 2 B_lam` on smCE (SMART, Theorem 3.1), with H in integral form.
 
     >>> round(smce_bound([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 4)
     0.5798

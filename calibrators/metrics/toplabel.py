@@ -30,10 +30,10 @@ __all__ = ["TopLabel", "top_label"]
 
 @dataclass(frozen=True, eq=False)
 class TopLabel:
-    """Confidence (n,) of the predicted class and whether the prediction was correct (n,).
+    """Confidence (n,) of the predicted class, and whether the prediction is correct (n,).
 
-    Every top-label metric accepts a TopLabel in place of (probabilities, labels): the pass over all
-    classes, and the sort, then happen only once for the whole report.
+    All top-label metrics accept a TopLabel in place of probabilities and labels. A report then
+    reads all classes, and sorts the rows, only once.
 
     >>> top = TopLabel([0.9, 0.6], [True, False])
     >>> top.accuracy
@@ -63,7 +63,7 @@ class TopLabel:
 
     @cached_property
     def residual(self) -> Floats:
-        """Correctness minus confidence."""
+        """Correctness minus confidence, (n,)."""
         return self.correct - self.confidence
 
     @cached_property
@@ -72,7 +72,7 @@ class TopLabel:
         return Ranked.of(self.confidence, self.correct)
 
     def part(self, rows: Bools) -> TopLabel:
-        """Return the rows of a mask (n,), in ascending order of confidence, without sorting again.
+        """Return the rows of a mask (n,) in ascending order of confidence, without sorting again.
 
         >>> TopLabel([0.9, 0.6, 0.7], [True, False, True]).part(np.array([1, 0, 1], bool)).correct
         array([ True,  True])
@@ -99,9 +99,9 @@ Scores: TypeAlias = npt.ArrayLike | TopLabel
 
 
 def top_label(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> TopLabel:
-    """Return the TopLabel of probabilities (n, k), or (n,) for binary, and labels (n,).
+    """Return the TopLabel of probabilities (n, k), or (n,) if binary, and labels (n,).
 
-    The prediction is the first of the largest columns.
+    If several columns are tied for the largest, the first of them is the prediction.
 
     >>> top = top_label([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2]], [0, 1])
     >>> top.confidence, top.correct

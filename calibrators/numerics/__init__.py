@@ -1,1 +1,1 @@
-"""Numerical foundations of the methods: parallel blocks, softmax, curves."""
+"""Numerical foundations of the methods: parallel blocks, softmax, curves and objectives."""

@@ -1,7 +1,7 @@
-"""Adam for a vector of parameters, on numpy arrays and torch tensors alike.
+"""Adam for a vector of parameters, which may be a numpy array or a torch tensor.
 
-``torch.optim.Adam`` loads torch's compiler on creation, which costs two seconds and 70 MB that a
-fit of 49 parameters does not need.
+``torch.optim.Adam`` loads torch's compiler on creation. This costs two seconds and 70 MB, too much
+for a fit of 49 parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EPSILON = 1e-8
 
 
 class Adam:
-    """Adam with the usual constants; yields the same numbers as ``torch.optim.Adam``.
+    """Adam with the usual constants, and with the same results as ``torch.optim.Adam``.
 
     Reference: Kingma and Ba, "Adam: A Method for Stochastic Optimization", Algorithm 1.
     """
@@ -26,7 +26,7 @@ class Adam:
         self._steps = 0
 
     def move(self, gradient: Any) -> Any:
-        """Return the parameters' step for this gradient."""
+        """Return the next step of the parameters, given the gradient."""
         self._steps += 1
         self._mean = FIRST * self._mean + (1 - FIRST) * gradient
         self._square = SECOND * self._square + (1 - SECOND) * gradient * gradient

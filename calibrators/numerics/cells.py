@@ -1,9 +1,9 @@
-"""Merging of rows into cells, so that the cost of a fit's step does not grow with their number.
+"""Merging of rows into cells, so that the cost of a fit's step does not depend on their number.
 
-A temperature that is a function of one number s of each row affects a row through s, its confidence
-curve and its correctness. Rows that agree in all three are equivalent to one weighted row. A cell
-holds rows that are close in s and in confidence at T = 1, and all correct or all wrong; it is
-represented by the means of s, of the margin and of the curve over its rows.
+If the temperature is a function of one number s of each row, the effect on the row is determined by
+s, the row's confidence curve and its correctness. Rows that agree in all three are equivalent to a
+single weighted row. A cell holds rows with similar s and similar confidence at T = 1 that are all
+correct or all wrong. It is represented by the means of s, of the margin and of the curve.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def observe_cells(
     *,
     with_mean_gaps: bool = False,
 ) -> tuple[Samples, Floats]:
-    """Return at most ``MAX_CELLS`` cells of the rows, and the mean ``signal`` (n,) of each.
+    """Merge the rows into at most ``MAX_CELLS`` cells; return the cells and their mean signals.
 
-    ``signal`` is standardised; logits are multiplied by ``scale``, as in ``table``.
+    ``signal`` (n,) is standardised. Logits are multiplied by ``scale``, as in ``table``.
     """
     cell = cells(signal, table.log_odds, table.correct)
     count = np.bincount(cell)
@@ -67,11 +67,11 @@ def observe_cells(
 
 
 def cells(signal: Floats, log_odds: Floats, correct: Floats) -> NDArray[np.intp]:
-    """Return the cell of every row, numbered from 0 without gaps.
+    """Return the cell of every row; cells are numbered from 0 without gaps.
 
-    Rectangles are uniform in asinh(s), which compresses the tails, and in the log odds of the
-    prediction at T = 1. They are as fine as ``MAX_CELLS`` allows. Log odds are used rather than
-    the confidence because a temperature far from 1 separates rows that are all confident at T = 1.
+    Cells are equal rectangles in asinh(s), which compresses the tails, and in the log odds of the
+    prediction at T = 1. They are as small as ``MAX_CELLS`` allows. Log odds are used instead of the
+    confidence because a temperature far from 1 separates rows that are all confident at T = 1.
     """
     along = np.arcsinh(signal)
     along -= along.min()

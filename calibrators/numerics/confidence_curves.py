@@ -1,13 +1,12 @@
-"""Confidence curves: the log-partition of a sample as a function of the temperature.
+"""Confidence curves: the log partition of a sample as a function of the temperature.
 
-With ``d_k = z_max - z_k`` and ``beta = 1/T``, a temperature-type fit depends on a sample only via
-``L(beta) = log sum_k exp(-beta d_k)``: confidence = exp(-L), NLL = beta d_y + L, and
-``sum_k p_k^2 = exp(L(2 beta) - 2 L(beta))``. A curve evaluates L for any beta of each sample: from
-the logits themselves (ExactCurve, few classes), or from a table built once (TabulatedCurve), after
-which an evaluation costs the same regardless of k.
+Let ``d_k = z_max - z_k`` and ``beta = 1/T``. A temperature-type fit depends on the logits of a
+sample only through ``L(beta) = log sum_k exp(-beta d_k)``: the confidence is exp(-L), the NLL is
+beta d_y + L, and ``sum_k p_k^2`` is ``exp(L(2 beta) - 2 L(beta))``. A curve evaluates L at any beta
+of each sample. ExactCurve, for few classes, uses the logits themselves. TabulatedCurve uses a table
+that is built once; an evaluation then costs the same for any k.
 
-Curves work on both numpy arrays and torch tensors on any device, depending on the array they are
-given.
+Curves work on numpy arrays as well as on torch tensors on any device.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FINE = Nodes(per_octave=3, up=5)
 
 
 class Curve(Protocol):
-    """L and the confidence of each sample at its own beta, and d/dlog(beta) of both."""
+    """L and the confidence of each sample at its own beta, with their derivatives in log(beta)."""
 
     def log_partition(self, beta: Array) -> tuple[Array, Array]:
         """Return L and dL/dlog(beta)."""
@@ -43,9 +42,9 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a temperature-type objective.
+    """Inputs to a temperature-type objective.
 
-    Each sample stands for ``weight`` of the ``n`` rows. ``mean_gap`` is None unless requested.
+    Each sample represents ``weight`` of the ``n`` rows. ``mean_gap`` is None unless requested.
     """
 
     curve: Curve
@@ -56,12 +55,12 @@ class Samples:
     mean_gap: Array | None = None
 
     def mean(self, values: Array) -> float:
-        """Return the mean over all rows of a value for each sample."""
+        """Return the mean over all rows, given a value for each sample."""
         return float((values * self.weight).sum()) / self.n
 
 
 def namespace(array: Array) -> Any:
-    """Return numpy for numpy arrays, torch for anything else."""
+    """Return the numpy module for numpy arrays, and the torch module for anything else."""
     if isinstance(array, np.ndarray | np.generic):
         return np
     import torch
@@ -70,7 +69,7 @@ def namespace(array: Array) -> Any:
 
 
 def to_device(array: Floats, device: str | None) -> Array:
-    """Return a numpy array as a tensor on a torch device; None leaves it as it is."""
+    """Return a numpy array as a tensor on a torch device, or unchanged if ``device`` is None."""
     if device is None:
         return array
     import torch
@@ -91,9 +90,10 @@ def observe(
     with_mean_gaps: bool = False,
     exact: bool = False,
 ) -> Samples:
-    """Return the rows of a set, logits times ``scale``, as numpy arrays or on a torch device.
+    """Return samples for the rows of a set, as numpy arrays or on a torch device.
 
-    ``exact`` avoids the table of curves, which would limit the range of beta.
+    Logits are multiplied by ``scale``. ``exact`` avoids the table of curves, which limits the range
+    of beta.
     """
     means = mean_gaps(data) * scale if with_mean_gaps else None
     curve = ExactCurve.build if exact or data.k <= MANY_CLASSES else TabulatedCurve.build
@@ -108,13 +108,13 @@ def observe(
 
 
 def correctness(data: CalibrationSet) -> Floats:
-    """Return 1.0 where the largest logit is the label's and 0.0 elsewhere, (n,)."""
+    """Return an array (n,) with 1.0 where the largest logit is that of the label, else 0.0."""
     return np.asarray(data.logits.argmax(axis=1) == data.labels, dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class ExactCurve:
-    """L from the logits themselves; ``gaps`` (k, n) are d_k times the scale."""
+    """L computed from the logits themselves; ``gaps`` (k, n) are d_k times the scale."""
 
     gaps: Array
 
@@ -153,11 +153,12 @@ class ExactCurve:
 class TabulatedCurve:
     """L by quintic Hermite interpolation of ``r(beta) = log sum_{k != top} exp(-beta (d_k - m))``.
 
-    ``L = softplus(r - beta m)``. r is smooth where L itself decays to 0; three nodes per octave,
-    each with a derivative, yield the confidence to about 1e-6, and to 4e-5 in the worst known case;
-    second derivatives are chosen so that the third one is continuous, which is nearly as good as
-    their exact values. Beyond the first and last node, beta is clipped. ``pieces``
-    (n, nodes - 1, 6) holds the polynomial coefficients of every piece between two nodes.
+    m is the margin, and ``L = softplus(r - beta m)``. r is smooth even where L itself decays to 0.
+    Three nodes per octave, each with a derivative, give the confidence to about 1e-6, and to 4e-5
+    in the worst known case. Second derivatives are chosen so that the third derivative is
+    continuous, which is nearly as accurate as using their exact values. Beyond the first and last
+    node, beta is clipped. ``pieces`` (n, nodes - 1, 6) holds the polynomial coefficients of each
+    piece between two nodes.
     """
 
     pieces: Array
@@ -171,7 +172,7 @@ class TabulatedCurve:
 
     @classmethod
     def of(cls, table: CurveTable, device: str | None) -> TabulatedCurve:
-        """Return the curve of a table."""
+        """Return the curves of a table, on a torch device if one is given."""
         pieces = _pieces(table.values, table.nodes)
         return cls(to_device(pieces, device), to_device(table.margin, device), table.nodes)
 
@@ -214,14 +215,14 @@ def whole(array: Array) -> Array:
 
 
 def _columns(table: Array, rows: Array) -> Array:
-    """Return some rows of a table, transposed to (columns, rows), in float64."""
+    """Return the given rows of a table in float64, transposed to (columns, rows)."""
     if namespace(table) is np:
         return table.take(rows, axis=0).T.astype(np.float64, order="C")
     return table[rows].T.double().contiguous()
 
 
 def _pieces(values: Floats, nodes: Nodes) -> Floats:
-    """Return the coefficients of the polynomials between nodes, (n, nodes - 1, 6), float32."""
+    """Return the coefficients (n, nodes - 1, 6) of the polynomials between nodes in float32."""
     step, n, count = math.log(2) / nodes.per_octave, values.shape[1], nodes.count
     unit = np.repeat([1.0, step, 0.5 * step**2], [count, count, 2])
     pieces = np.empty((n, count - 1, 6), dtype=np.float32)
@@ -244,9 +245,10 @@ def _pieces(values: Floats, nodes: Nodes) -> Floats:
 def second_derivatives(nodes: int) -> Floats:
     """Return the matrix (nodes, 2 nodes + 2) that maps a table column to ``a`` at every node.
 
-    With r, v = h r' and a = h^2 r'' / 2 at nodes h apart, the third derivative is continuous where
-    ``-a[i-1] + 6 a[i] - a[i+1] = 10 (r[i+1] - 2 r[i] + r[i-1]) - 4 (v[i+1] - v[i-1])``;
-    ``a`` is known at the first and last node.
+    Let h be the distance between nodes, v = h r' and a = h^2 r'' / 2. The third derivative is
+    continuous if
+    ``-a[i-1] + 6 a[i] - a[i+1] = 10 (r[i+1] - 2 r[i] + r[i-1]) - 4 (v[i+1] - v[i-1])`` at the inner
+    nodes; ``a`` is known at the first and last node.
     """
     left, right = np.eye(nodes), np.zeros((nodes, 2 * nodes + 2))
     inner = np.arange(1, nodes - 1)

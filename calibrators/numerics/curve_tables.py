@@ -1,4 +1,4 @@
-"""Tables of the log-partition of every sample over a range of temperatures."""
+"""Tables of the log partition of each sample over a range of temperatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAR = 1e30
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a table: ``per_octave`` values of beta per octave, from 2^-4 to 2^``up``."""
+    """Nodes of a table: ``per_octave`` values of beta in each octave from 2^-4 to 2^``up``."""
 
     per_octave: int
     up: int
@@ -31,11 +31,11 @@ class Nodes:
 
     @property
     def at_one(self) -> int:
-        """The node at beta = 1."""
+        """Index of the node at beta = 1."""
         return OCTAVES_DOWN * self.per_octave
 
     def chained(self) -> list[int]:
-        """Return all nodes, each an octave above the one before it or the start of a new chain."""
+        """Return all nodes in chains, within which each node is an octave above the last one."""
         chains = (range(first, self.count, self.per_octave) for first in range(self.per_octave))
         return [node for chain in chains for node in chain]
 
@@ -47,9 +47,9 @@ class Nodes:
 class CurveTable(NamedTuple):
     """The curves of n scaled rows, for :class:`confidence_curves.TabulatedCurve`.
 
-    ``values`` is (2 nodes + 2, n) in float32: r at every node, dr/dlog(beta) at every node,
-    and its second derivative at the first and the last node. ``margin`` (n,) is in float64,
-    ``correct`` (n,) is 1.0 where the largest logit is the label's and 0.0 elsewhere.
+    ``values`` (2 nodes + 2, n) in float32 holds r at every node, dr/dlog(beta) at every node, and
+    the second derivative at the first and the last node. ``margin`` (n,) is in float64. ``correct``
+    (n,) is 1.0 for rows whose largest logit is that of the label, and 0.0 for others.
     """
 
     values: Floats
@@ -64,11 +64,12 @@ class CurveTable(NamedTuple):
 
 
 def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
-    """Return the table of all rows, logits times ``scale``, in one pass.
+    """Return the table of all rows of a set, computed in one pass; logits are times ``scale``.
 
-    Nodes one octave apart differ by a squaring, exp(-2 b e) = exp(-b e)^2, so few exponentials are
-    needed; a fresh one every ``RESTART`` octaves limits rounding errors. With E and V the mean and
-    variance of e under the weights, r' = -b E and r'' = r' + b^2 V.
+    The weights of a node follow by squaring from those of the node an octave below, since
+    exp(-2 b e) = exp(-b e)^2. Only every ``RESTART`` octaves are they computed anew, to limit
+    rounding errors. If E and V are the mean and variance of e under the weights, r' = -b E and
+    r'' = r' + b^2 V.
     """
     last = nodes.count - 1
     values = np.empty((2 * nodes.count + 2, data.n), dtype=np.float32)
@@ -104,10 +105,11 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
 def _excess(
     block: Floats, axis: int, scale: float, scratch: Scratch
 ) -> tuple[Floats, Floats, NDArray[np.intp]]:
-    """Return ``d_k - margin`` and the margins, times the scale, and the top classes.
+    """Return ``d_k - margin`` and the margins, both times the scale, and the top classes.
 
-    The top class and -inf have no weight at any node. In a row with a single finite logit one
-    other class takes part: its r is 0, and its margin so large that it has no effect.
+    The top class and classes at -inf have no weight at any node. In a row with a single finite
+    logit, one other class has weight, so that r is 0, but the margin is so large that this has no
+    effect.
     """
     top = np.expand_dims(block.argmax(axis=axis), axis)
     rest = scratch.take("rest", block.shape, block.dtype)
@@ -128,14 +130,14 @@ def _excess(
 
 
 def _total(weights: Floats, axis: int) -> Floats:
-    """Return sums over classes."""
+    """Return the sums over classes."""
     if axis == 0:
         return np.asarray(weights.sum(axis=0))
     return np.asarray(np.vecdot(weights, np.ones(weights.shape[1], dtype=weights.dtype)))
 
 
 def _dot(weights: Floats, values: Floats, axis: int, scratch: Scratch) -> Floats:
-    """Return sums over classes of products; the same bits on any number of BLAS threads."""
+    """Return sums of products over classes; they do not depend on the number of BLAS threads."""
     if axis == 1:
         return np.asarray(np.vecdot(weights, values))
     product = scratch.take("product", weights.shape, weights.dtype)
@@ -143,6 +145,6 @@ def _dot(weights: Floats, values: Floats, axis: int, scratch: Scratch) -> Floats
 
 
 def _square_sum(weights: Floats, excess: Floats, axis: int, scratch: Scratch) -> Floats:
-    """Return sums over classes of ``weights * excess**2``."""
+    """Return the sums over classes of ``weights * excess**2``."""
     product = scratch.take("weighted", weights.shape, weights.dtype)
     return _dot(np.multiply(weights, excess, out=product), excess, axis, scratch)

@@ -1,4 +1,4 @@
-"""L-BFGS for several smooth functions at once, each with its own step lengths."""
+"""L-BFGS for several smooth functions at once, with separate step lengths."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def minimise_together(
     gain: float,
     report: Callable[[int], None],
 ) -> Floats:
-    """Return points (u, p) near local minima of u functions of p unknowns, from ``start``.
+    """Return points (u, p) near local minima of u functions of p unknowns each.
 
-    ``functions`` returns the values (u,) and the gradients (u, p) at points (u, p). Steps are
-    halved until they lower a value enough (Armijo). A function stops when no component of its
-    gradient exceeds ``tolerance``, when a step lowers its value by no more than ``gain``, or after
-    ``steps``; ``report`` is called with each step.
+    ``functions`` returns the values (u,) and the gradients (u, p) at points (u, p). The search
+    begins at ``start``. Steps are halved until they lower a value enough (Armijo). The search for a
+    function ends when no component of its gradient exceeds ``tolerance``, when a step lowers its
+    value by no more than ``gain``, or after ``steps`` steps. ``report`` is called with the number
+    of each step.
 
     Reference: Nocedal and Wright, Numerical Optimization, Algorithms 7.4 and 3.1.
 
@@ -77,7 +78,7 @@ def minimise_together(
 def _inverse_times(
     gradient: Floats, pairs: deque[tuple[Floats, Floats, Floats]], scale: Floats
 ) -> Floats:
-    """Return the approximate inverse Hessians times the gradients: the two-loop recursion."""
+    """Return approximate inverse Hessians times gradients, by the two-loop recursion."""
     found, shares = gradient.copy(), []
     for move, change, inverse in reversed(pairs):
         share = inverse * _dot(move, found)

@@ -1,21 +1,24 @@
 """Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
-An objective takes beta (one for each sample, or an array of one for all) and returns its value and
-the derivative with respect to each sample's log beta. The same code runs on numpy arrays and torch
-tensors.
+An objective takes beta, which is an array with a number for each sample or a single number for all.
+It returns its value and the derivative with respect to each sample's log beta. The same code runs
+on numpy arrays and torch tensors. c is the confidence of a prediction, and a is 1 if it is correct,
+else 0.
 
-- ``nll``: mean of -log p_y; ``label_smoothing``: the same against (1 - e) onehot + e / k.
-- ``mse``: mean of (c - a)^2, c the confidence and a the correctness of the prediction.
-- ``brier``: mean over samples of the squared distance from p to the one-hot label.
+- ``nll``: mean of -log p_y.
+- ``label_smoothing``: mean cross-entropy against the labels (1 - e) onehot + e / k.
+- ``mse``: mean of (c - a)^2.
+- ``brier``: mean of the squared distance between p and the one-hot label.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
   centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
   ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``. This is
-  the binned form of Karandikar et al. 2021; ``lam = 1 / (2 sigma^2)``, sigma the width of a bin.
-- ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``, Eq. 6 of the
-  SMART paper, whose residual is relative to the centre of a bin, and with a delta of 0 its Eq. 5,
-  which the paper calls SoftECE; for comparison only.
-- ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6 it is
-  minimised by confidences near 0 and 1; for comparison only.
+  the binned form of Karandikar et al. 2021. ``lam`` is ``1 / (2 sigma^2)``, where sigma is the
+  width of a bin.
+- ``charbonnier_per_sample``: mean of ``sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)``. This is Eq. 6 of
+  the SMART paper, where the residual is relative to the centre of a bin. With a delta of 0, it is
+  Eq. 5, which the paper calls SoftECE. It is included for comparison only.
+- ``mae``: mean of sqrt((a - c)^2 + delta^2), the absolute error of the confidence. Like Eq. 6, it
+  is minimised by confidences near 0 and 1. It is included for comparison only.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ GRID = 2048
 def make_objective(
     name: str, samples: Samples, *, bins: int = 15, lam: float = 200.0, delta: float = 1e-3
 ) -> Objective:
-    """Return the named objective on these samples."""
+    """Return the objective with this name on the given samples."""
     match name:
         case "nll":
             return lambda beta: _linear(samples, samples.label_gap, beta)
@@ -107,7 +110,7 @@ def _brier(samples: Samples, beta: Array) -> tuple[float, Array]:
 
 @lru_cache(maxsize=4)
 def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1: (bins, GRID + 1) each."""
+    """Return w_b and dw_b/dc at the confidences 0, 1/GRID, ..., 1, (bins, GRID + 1) each."""
     points = np.linspace(0, 1, GRID + 1)
     centres = ((np.arange(bins) + 0.5) / bins)[:, np.newaxis]
     exponent = -lam * (points - centres) ** 2
@@ -120,8 +123,9 @@ def soft_bin_weights(bins: int, lam: float) -> tuple[NDArray[np.float64], NDArra
 def _soft_binned(samples: Samples, bins: int, lam: float, delta: float) -> Objective:
     """Return the soft-binned error, with weights and slopes interpolated on a fine grid.
 
-    Samples affect bins only via the grid: two numbers per grid point are added up, and two are
-    read back, so a step costs a few passes over n instead of n times bins exponentials.
+    Samples affect bins only through the grid: two sums are computed per grid point, and two values
+    are read back. A step therefore costs a few passes over n samples instead of n times ``bins``
+    exponentials.
     """
     xp = namespace(samples.correct)
     weights, slopes = (_on_device(samples, one) for one in soft_bin_weights(bins, lam))
@@ -163,14 +167,14 @@ def _per_sample(samples: Samples, bins: int, lam: float, delta: float) -> Object
 
 
 def _on_device(samples: Samples, table: NDArray[np.float64]) -> Any:
-    """Return a table as an array on the samples' device."""
+    """Return a table as an array on the device of the samples."""
     xp = namespace(samples.correct)
     return table if xp is np else xp.asarray(table, device=samples.correct.device)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Confidences between the points of a uniform grid on [0, 1]."""
+    """Positions of confidences between the points of a uniform grid on [0, 1]."""
 
     xp: Any
     left: Array
@@ -184,12 +188,12 @@ class Grid:
         return cls(xp, left, place - left)
 
     def spread(self, amount: Array) -> Array:
-        """Return sums at the grid points, each amount being split between its two neighbours."""
+        """Return the sums at the grid points; each amount is split between its two neighbours."""
         right = amount * self.fraction
         count = self.xp.bincount
         return count(self.left, amount - right, GRID + 1) + count(self.left + 1, right, GRID + 1)
 
     def read(self, values: Array) -> Array:
-        """Return values at the grid points, interpolated at the confidences."""
+        """Interpolate values at the grid points, and return the results at the confidences."""
         left = values[self.left]
         return left + self.fraction * (values[self.left + 1] - left)

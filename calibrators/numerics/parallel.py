@@ -1,7 +1,7 @@
 """Process large arrays in blocks that fit a core's cache, on several threads.
 
 numpy releases the GIL while it computes, so two threads are nearly twice as fast as one. Results
-are returned in block order, so a caller that adds them up gets the same bits on any number of
+are returned in the order of the blocks, so their sum is the same to the last bit on any number of
 threads.
 """
 
@@ -48,7 +48,7 @@ def set_threads(count: int) -> None:
 
 
 def get_threads() -> int:
-    """Return the number of threads for large arrays."""
+    """Return the number of threads that process large arrays."""
     return _Threads.count
 
 
@@ -80,7 +80,7 @@ class Scratch:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Floats:
-        """Return an uninitialised array, which invalidates the previous one of this name."""
+        """Return an uninitialised array; this invalidates the last array of the same name."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
@@ -94,7 +94,7 @@ def scratch_bytes() -> int:
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Yield slices of rows small enough for the block to stay in the cache.
+    """Yield slices of rows that are small enough for the block to stay in the cache.
 
     >>> list(row_blocks(100_000, 1))
     [slice(0, 100000, None)]
@@ -109,7 +109,7 @@ def map_blocks(
 ) -> list[Result]:
     """Call ``work(start, stop, scratch)`` for consecutive blocks; return the results in order.
 
-    Nested calls run on the calling thread: threads never wait for each other.
+    Nested calls run on the calling thread, so threads never wait for each other.
     """
     if rows * columns <= BLOCK_ELEMENTS:
         return [work(0, rows, Scratch())]
@@ -133,7 +133,7 @@ def map_blocks(
 class _Blocks(Generic[Result]):
     """Queue of blocks for several threads.
 
-    The calling thread takes blocks too, so it finishes even if all others are busy with other work.
+    The calling thread processes blocks too, so it finishes even if all other threads are busy.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def _run(work: Callable[[int, int, Scratch], Result], spans: list[tuple[int, int
 
 
 def _scratch() -> Scratch:
-    """Return buffers; threads of the pool reuse theirs."""
+    """Return the buffers of the current thread; only threads of the pool reuse them."""
     scratch = getattr(_PerThread, "scratch", None) or Scratch()
     if threading.current_thread().name.startswith(WORKER):
         _PerThread.scratch = scratch
@@ -172,9 +172,9 @@ def _scratch() -> Scratch:
 
 
 def oriented(block: Floats, scratch: Scratch) -> tuple[Floats, int]:
-    """Return a block in the layout numpy reduces fastest, and the axis of its classes.
+    """Return a block in the layout that numpy reduces fastest, and the axis of its classes.
 
-    Blocks with few classes are transposed: numpy's inner loop then runs over samples.
+    Blocks with few classes are transposed, so that numpy's inner loop runs over samples.
     """
     if block.shape[1] > NARROW:
         return block, 1

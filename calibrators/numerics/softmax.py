@@ -1,6 +1,6 @@
-"""The blocked softmax of temperature-type maps, and the sums over classes that fit them.
+"""The blocked softmax of temperature-type maps, and the sums over classes that their fits need.
 
-They use numpy only, and are exact to the precision of the logits.
+They only use numpy, and are exact to the precision of the logits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ InverseTemperature = Callable[[Floats], Floats | float] | Floats
 def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
     """Return row-wise ``softmax(logits * inverse_temperature(logits))`` and check the rows.
 
-    Raise a MapError if ``inverse_temperature`` leaves a row without finite probabilities.
-
-    ``inverse_temperature`` may also be an array with a number for each row (n,). The largest logit
-    is subtracted before anything is multiplied, so margins of 1e4 and -inf are exact and the
-    largest logit always has the largest probability.
+    ``inverse_temperature`` may also be an array (n,) with a number for each row. Raise a MapError
+    if the probabilities of a row are not finite because of it. The largest logit is subtracted
+    before any multiplication, so margins of 1e4 and -inf are exact, and the largest logit always
+    has the largest probability.
 
     >>> softmax(np.array([[0.0, -np.inf], [1e4, 0.0], [3.0, 3.0]])).tolist()
     [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
@@ -38,7 +37,7 @@ def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = Non
 
 
 def scaled_logits(logits: Floats, inverse_temperature: InverseTemperature) -> Floats:
-    """Return ``(logits - row maximum) * inverse_temperature``: logits with the same softmax.
+    """Return ``(logits - row maximum) * inverse_temperature``, the exponents of ``softmax``.
 
     >>> scaled_logits(np.array([[3.0, 1.0]]), lambda block: 0.5).tolist()
     [[0.0, -1.0]]
@@ -93,7 +92,7 @@ def _of_rows(inverse: InverseTemperature, block: Floats, start: int, stop: int) 
 def _scaled_row(
     logits: Floats, inverse_temperature: InverseTemperature | None, *, normalise: bool
 ) -> Floats:
-    """Scale a single row (1, k): scalars in place of columns are twice as fast in numpy."""
+    """Scale a single row (1, k); with scalars instead of columns, numpy is twice as fast."""
     row = logits[0]
     largest = row.max()
     if not math.isfinite(largest):
@@ -116,8 +115,8 @@ def rewritten(
 ) -> Floats:
     """Return an array shaped like ``logits``, filled block by block; raise if a row is not finite.
 
-    ``write(block, maxima, target)`` fills ``target`` from rows and their maxima (n, 1), with about
-    ``row_cost`` intermediate numbers per row, if that is more than the number of classes.
+    ``write(block, maxima, target)`` fills ``target``, given rows and their maxima (n, 1).
+    ``row_cost`` is the number of intermediate values per row, if it exceeds the number of classes.
 
     >>> rewritten(np.array([[3.0, 1.0]]), lambda z, top, out: np.subtract(z, top, out=out)).tolist()
     [[0.0, -2.0]]
@@ -140,7 +139,7 @@ def rewritten(
 
 
 def margins(logits: Floats) -> Floats:
-    """Return the largest minus second largest logit of every row (n,); inf if only one is finite.
+    """Return each row's largest minus second largest logit (n,); inf if only one is finite.
 
     >>> margins(np.array([[1.0, 3.0, 2.5], [2.0, 2.0, 0.0]])).tolist()
     [0.5, 0.0]
@@ -168,7 +167,7 @@ def two_largest(block: Floats, axis: int) -> tuple[Floats, Floats]:
 
 
 def mean_gaps(data: CalibrationSet) -> Floats:
-    """Return the mean over the finite classes of ``d = row_max - logits``, (n,)."""
+    """Return the mean of ``row_max - logits`` over each row's finite logits, (n,)."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Floats:
         gaps = data.row_max[start:stop, np.newaxis] - data.logits[start:stop]
@@ -180,10 +179,10 @@ def mean_gaps(data: CalibrationSet) -> Floats:
 
 
 class PartitionSums(NamedTuple):
-    """``L = log sum_k exp(-beta d_k)`` summed over rows, and its derivatives with respect to beta.
+    """``L = log sum_k exp(-beta d_k)``, summed over rows, and its derivatives in beta.
 
-    The derivatives are minus the mean of d under softmax(beta z), its variance, and minus its third
-    central moment.
+    The derivatives are minus the mean of d under softmax(beta z), the variance of d, and minus its
+    third central moment.
     """
 
     value: float
@@ -193,10 +192,10 @@ class PartitionSums(NamedTuple):
 
 
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
-    """Return the sums that temperature scaling needs, with ``d = row_max - logits``.
+    """Return the sums that temperature scaling needs, where ``d = row_max - logits``.
 
-    Blocks are computed in the dtype of the logits and summed in float64. Moments are of
-    ``beta d``, whose size does not depend on the scale of the logits.
+    Blocks are computed in the dtype of the logits and summed in float64. The moments of ``beta d``
+    are used, because its size does not depend on the scale of the logits.
     """
 
     def work(start: int, stop: int, scratch: Scratch) -> NDArray[np.float64]:
@@ -231,7 +230,7 @@ def _block_sums(gaps: Floats, axis: int, scratch: Scratch) -> NDArray[np.float64
 
 
 def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
-    """Yield sums over classes of ``weights * gaps**i``, i = 0 to 3; overwrite ``weights``."""
+    """Yield the sums over classes of ``weights * gaps**i``, i = 0 to 3; overwrite ``weights``."""
     if axis == 0:
         for power in range(4):
             if power:
@@ -246,6 +245,6 @@ def _moments(weights: Floats, gaps: Floats, axis: int) -> Iterator[Floats]:
 
 
 def mean_nll(data: CalibrationSet, beta: float) -> float:
-    """Return the mean negative log likelihood of ``softmax(beta * logits)``, at any scale."""
+    """Return the mean negative log likelihood of ``softmax(beta * logits)``, for any beta > 0."""
     total = partition_sums(data.logits, data.row_max, beta).value
     return beta * float(data.label_gaps.mean(dtype=np.float64)) + total / data.n

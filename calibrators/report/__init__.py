@@ -1,1 +1,1 @@
-"""Reports: metrics with intervals, verdict, and their form as text, HTML and JSON."""
+"""Reports: metrics with intervals and a verdict, as text, HTML and JSON."""

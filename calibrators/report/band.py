@@ -1,4 +1,4 @@
-"""The credible band of a map over the rows it was judged on, for a report and its charts."""
+"""The credible band of a map on the rows that it was judged on, for a report and its charts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MIN_ROWS = 5
 
 @dataclass(frozen=True)
 class BandCell:
-    """Rows of about equal confidence: their mean confidence and mean bounds of the 90 % band.
+    """Rows of similar confidence: their mean confidence and the mean bounds of the 90 % band.
 
-    ``margin`` is "all", or the third of the margins that the rows lie in.
+    ``margin`` is "all", or the name of the third of the margins that the rows belong to.
     """
 
     margin: str
@@ -33,9 +33,9 @@ class BandCell:
 
 
 def band_of(fitted: CalibrationMap, data: CalibrationSet, margin: Floats) -> tuple[BandCell, ...]:
-    """Return the band of a map on a set with logit margins (n,); empty if the map has none.
+    """Return the band of a map on a set with logit margins (n,); empty if the map has no band.
 
-    There are 20 equally wide bins of confidence; bins with fewer than 5 rows are left out.
+    There are 20 equal-width bins of confidence; bins with fewer than 5 rows are left out.
     """
     if not fitted.has_interval:
         return ()

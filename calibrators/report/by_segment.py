@@ -26,16 +26,16 @@ class SegmentSide:
 
     @property
     def excess(self) -> float:
-        """Excess of the ECE over the 95 % quantile of its noise floor.
+        """The ECE minus the 95 % quantile of its noise floor.
 
-        The mean is not a suitable reference: the ECE of a segment of one row is never near it.
+        The mean is not a suitable reference: the ECE of a segment with one row is never near it.
         """
         return self.ece - self.noise_floor.quantile95
 
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """A segment: its name and the number of judged rows that belong to it."""
+    """A segment: its name, the number of judged rows that belong to it, and both sides."""
 
     name: str
     rows: int
@@ -46,10 +46,10 @@ class SegmentRow:
 def by_segment(
     segments: Segments, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[SegmentRow, ...]:
-    """Return the segments with the most rows, at most 100, worst first.
+    """Return the segments with the most rows, up to 100, sorted from worst to best.
 
     The worst segment is the one whose ECE on the after side is farthest above the 95 % quantile of
-    its noise floor; ``options`` must include bins and seed.
+    its noise floor. ``options`` must include bins and seed.
 
     >>> top = TopLabel([0.9, 0.9, 0.6, 0.6], [False, False, True, False])
     >>> segments = Segments.of(["web", "web", "app", "app"])

@@ -1,4 +1,4 @@
-"""The temperatures of a map by margin."""
+"""The temperatures of a map, by margin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TemperatureCell:
 def temperatures_of(
     fitted: CalibrationMap, data: CalibrationSet, margin: Floats | None = None
 ) -> tuple[TemperatureCell, ...]:
-    """Return the temperatures of a map on a set; empty if it is not of temperature type.
+    """Return the temperatures of a map on a set, by margin; empty if it has no temperatures.
 
     ``margin`` (n,) is the logit margin of each row, if it is already known.
 
@@ -54,7 +54,7 @@ def temperatures_of(
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:
-    """Return the temperatures of a map on logits (n, k), or probabilities if fitted on those."""
+    """Return the temperatures of a map by margin; ``values`` are of the kind it was fitted on."""
     if not isinstance(fitted, TemperatureTypeMap):
         raise ParameterError(
             "no_temperature",
@@ -65,16 +65,16 @@ def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[Temperat
 
 
 def cells_of(margin: Floats, temperature: Floats) -> tuple[TemperatureCell, ...]:
-    """Return the rows in 60 equal cells from 0 to the 99.5 % quantile of the margins.
+    """Return 60 cells of equal width from 0 to the 99.5 % quantile of the margins.
 
-    Empty cells are left out, and so are rows with an infinite margin (a probability is 0).
+    Empty cells are left out, and so are rows with an infinite margin, where a probability is 0.
     """
     finite = np.isfinite(margin)
     if not finite.any():
         return ()
     inside = margin[finite].astype(np.float64)
     end = (float(np.quantile(inside, SHOWN)) or 1.0) * (1 + 1e-9)
-    # the last number stands for all rows beyond the end
+    # cell number CELLS holds all rows beyond the end
     number = np.minimum(inside / end * CELLS, CELLS).astype(np.intp)
     order = np.argsort(number, kind="stable")
     places = np.searchsorted(number[order], np.arange(1, CELLS + 1))

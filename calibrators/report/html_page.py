@@ -1,4 +1,4 @@
-"""A report as a self-contained HTML page: no network, no script, light and dark."""
+"""A report as a self-contained HTML page without scripts, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ body {{ {TEXT} margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; }}
 
 
 def render(report: Report, *, title: str = "Calibration report", draw: Draw = charts.to_svg) -> str:
-    """Return the page of a report.
+    """Return the HTML page of a report; all strings are escaped.
 
-    Every string is escaped. ``draw`` renders a diagram as SVG.
+    ``draw`` renders a chart as SVG.
     """
     diagrams = drawn(reliability(report), draw)
     sections = [
@@ -109,7 +109,7 @@ def render(report: Report, *, title: str = "Calibration report", draw: Draw = ch
 
 
 def header(report: Report) -> str:
-    """Return the header: which rows were judged, and the verdict."""
+    """Return the header of a report: the rows that were judged, and the verdict."""
     lines = f'<p class="muted">{escape(text.heading(report))}</p>'
     if fallback := fallback_sentence(report.fit):
         lines += f"<p><strong>{escape(fallback)}</strong></p>"
@@ -130,6 +130,6 @@ def _thirds(report: Report) -> list[theme.Spec]:
 
 
 def drawn(specs: list[theme.Spec], draw: Draw = charts.to_svg) -> str:
-    """Return charts side by side, as SVG inside HTML: transparent, without a namespace."""
+    """Return charts side by side, as transparent inline SVG."""
     images = (draw({**spec, "background": "transparent", "padding": 2}) for spec in specs)
     return f'<div class="charts">{"".join(images).replace(NAMESPACE, "")}</div>'

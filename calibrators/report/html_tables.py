@@ -1,4 +1,4 @@
-"""The figures of a report as HTML: tables, and lists of facts. Every string is escaped."""
+"""The content of a report as HTML tables and lists. All strings are escaped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 WORST = 10
 NOISE_FLOOR = (
-    "The ECE that a perfectly calibrated model with these confidences would measure on the same "
-    "number of rows: an ECE below its 95 % quantile is no evidence of miscalibration."
+    "The ECE that a perfectly calibrated model with these confidences would have on the same "
+    "number of rows. An ECE below its 95 % quantile is no evidence of miscalibration."
 )
 
 
 def metrics(report: Report) -> str:
     """Return the table of metrics, with intervals, noise floor and definitions as tooltips."""
-    level = f"{100 * report.level:g} % intervals below each figure"
+    level = f"with a {100 * report.level:g} % interval below each value"
     names = [*report.sides, *(["change"] if report.before else [])]
     rows = []
     for row in report.rows():
@@ -73,7 +73,7 @@ def _floor(metric: Metric, floor: NoiseFloor) -> str:
 def classes(report: Report) -> str:
     """Return the table of the worst classes; all but the first few are collapsed."""
     if not report.by_class:
-        return "<p>This report predates the table of classes.</p>"
+        return "<p>This report was created before reports had a table of classes.</p>"
     shown, more = report.by_class[:WORST], report.by_class[WORST:]
     words = (
         f"all {report.k:,} classes"
@@ -113,7 +113,7 @@ def segments(report: Report) -> str:
         else f"{len(shown)} of {report.segments:,} segments"
     )
     table = _segment_table(
-        shown, f"{words}, sorted by the ECE minus the 95 % quantile of its floor"
+        shown, f"{words}, sorted by the ECE minus the 95 % quantile of its noise floor"
     )
     table += _folded(f"the next {len(more)}", _segment_table(more)) if more else ""
     left_out = report.segments - len(report.by_segment)
@@ -190,7 +190,7 @@ def _bins(bins: tuple[Bin, ...]) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> str:
-    """Return a table of cells that are already HTML."""
+    """Return a table, given cells that are already HTML."""
     top = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
     lines = []
     for first, *rest in rows:
@@ -202,13 +202,13 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
 
 
 def facts(entries: Mapping[str, Any]) -> str:
-    """Return a mapping of names to plain JSON as a definition list."""
+    """Return a mapping from names to plain JSON values as a definition list."""
     lines = (f"<dt>{_words(name)}</dt><dd>{plain(one)}</dd>" for name, one in entries.items())
     return f"<dl>{''.join(lines)}</dl>"
 
 
 def plain(value: Any) -> str:
-    """Return plain JSON as HTML: intervals as such, a list of objects as a table.
+    """Return a plain JSON value as HTML: intervals with bounds, lists of objects as tables.
 
     >>> plain({"folds": 4, "ece": {"value": 0.5, "low": 0.25, "high": 0.75}})
     'folds 4, ece 0.5 <small>[0.25, 0.75]</small>'

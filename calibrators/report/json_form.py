@@ -1,4 +1,4 @@
-"""Conversion of frozen dataclasses to plain JSON and back, by their annotations."""
+"""Conversion of frozen dataclasses to plain JSON and back, based on their annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = (str, int, bool, type(None))
 
 
 def to_plain(value: Any) -> Any:
-    """Return dataclasses, enums, tuples and numpy values as JSON; NaN and infinity become None.
+    """Return dataclasses, enums, tuples and numpy values as plain JSON; NaN and inf become None.
 
     >>> to_plain({"a": (1, float("nan")), "b": np.float32(0.5)})
     {'a': [1, None], 'b': 0.5}
@@ -44,7 +44,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[Made], value: Any) -> Made:
-    """Return the dataclass that ``to_plain`` wrote; raise ValueError or TypeError if invalid.
+    """Build a dataclass from the output of ``to_plain``; raise ValueError or TypeError if invalid.
 
     >>> from calibrators.metrics import NoiseFloor
     >>> from_plain(NoiseFloor, {"mean": 0.01, "quantile95": 0.02})
@@ -55,7 +55,7 @@ def from_plain(kind: type[Made], value: Any) -> Made:
 
 
 def rounded(value: float) -> float:
-    """Round a value to six significant digits: reports are stored, and no chart shows more.
+    """Round a value to six significant digits, which saves space and is enough for any chart.
 
     >>> rounded(0.123456789), rounded(1 / 3e5)
     (0.123457, 3.33333e-06)
@@ -69,7 +69,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return a cached reader for an annotation: reports hold tens of thousands of values."""
+    """Return the reader for an annotation; it is cached, as a report has thousands of values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return lambda value: None if value is None else _read(arguments[0], value)

@@ -1,6 +1,6 @@
-"""Measurements of a report: metrics with intervals, and reliability tables, also by margin.
+"""Measurements of a report: metrics with intervals, and reliability tables, overall and by margin.
 
-Nothing here is NaN or infinite: a figure that does not exist is None, so a report is plain JSON.
+No value is NaN or infinite: values that do not exist are None, so that a report is plain JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FLOOR_DRAWS = 200
 
 @dataclass(frozen=True)
 class Bin:
-    """One row of a reliability table; ``gap`` is accuracy minus confidence.
+    """One row of a reliability table; ``gap`` is the accuracy minus the confidence.
 
-    ``accuracy_low`` and ``accuracy_high`` bound the accuracy (Wilson). In an empty bin,
-    everything but the edges and the count is None.
+    ``accuracy_low`` and ``accuracy_high`` are the bounds of Wilson's interval of the accuracy. In
+    an empty bin, all fields except the edges and the count are None.
     """
 
     lower: float
@@ -52,11 +52,11 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One set of probabilities against the labels.
+    """Measurements of one set of probabilities against the labels.
 
-    ``metrics`` and ``intervals`` are by catalogue name; some metrics have no interval.
-    ``noise_floor`` is the ECE that a perfectly calibrated model with these confidences would
-    measure on the same number of rows.
+    The keys of ``metrics`` and ``intervals`` are names in the catalogue of metrics; some metrics
+    have no interval. ``noise_floor`` is the ECE that a perfectly calibrated model with these
+    confidences would have on the same number of rows.
     """
 
     metrics: dict[str, float | None]
@@ -68,7 +68,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MarginSide:
-    """The calibration of a third of the rows: ECE (equal width), its noise floor, both tables."""
+    """Calibration of a third of the rows: equal-width ECE, noise floor, both reliability tables."""
 
     ece: float
     noise_floor: NoiseFloor
@@ -80,7 +80,7 @@ class MarginSide:
 class MarginThird:
     """The rows of the low, middle or high third of the margins, from ``lower`` to ``upper``.
 
-    A bound of None is infinite: the second largest probability was 0.
+    A bound is None if it is infinite because the second largest probability is 0.
     """
 
     name: str
@@ -109,7 +109,7 @@ def measure(
 
 
 def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
-    """Return the rows of a reliability table, each accuracy with its Wilson interval.
+    """Return the rows of a reliability table, with Wilson's interval of each accuracy.
 
     >>> from calibrators.metrics import equal_width
     >>> first, second = reliability_bins(equal_width([0.9, 0.8], [True, False], bins=2))
@@ -127,7 +127,7 @@ def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
 
 
 def margins_of(probabilities: Floats) -> Floats:
-    """Return the logit margin of probabilities (n, k): log of the largest over the second (n,).
+    """Return the logit margins (n,): log of the largest over the second largest probability.
 
     >>> margins_of(np.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
     [0.0, inf]
@@ -158,7 +158,7 @@ def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
 def by_margin(
     margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[MarginThird, ...]:
-    """Return the reliability in each third of the margins, except thirds that ties leave empty."""
+    """Return the reliability in each third of the margins; thirds that are empty are left out."""
     if margin.shape != after.confidence.shape or np.isnan(margin).any():
         raise DataError(
             "bad_margin",

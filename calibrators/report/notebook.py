@@ -1,6 +1,7 @@
-"""A report as an HTML fragment for notebooks, with scoped styles, light and dark.
+"""A report as an HTML fragment for notebooks, with scoped styles for light and dark themes.
 
-A notebook's dark theme is not the browser's, so the selectors of known front ends are used.
+The theme of a notebook can differ from that of the browser, so the CSS selectors of known front
+ends are used.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from calibrators.report import html_page, html_tables
 if TYPE_CHECKING:
     from calibrators.report.report import Report
 
-# the class is repeated for a higher specificity than the notebook's own table styles
+# the class is repeated so that its specificity is higher than that of the notebook's table styles
 SCOPE = ".calibrd.calibrd"
 LIGHT_THEMES = ('[data-jp-theme-light="true"]', ".vscode-light", "html[theme=light]")
 DARK_THEMES = ('[data-jp-theme-light="false"]', ".vscode-dark", "html[theme=dark]")
 
 
 def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str:
-    """Return HTML of a heading, facts by name, and a report; every string is escaped."""
+    """Return a heading, facts by name, and a report as HTML; all strings are escaped."""
     body = f"<p class='title'>{escape(title)}</p>"
     if report is not None:
         body += html_page.header(report)
@@ -34,7 +35,7 @@ def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str
 
 
 def scoped(css: str) -> str:
-    """Return flat CSS rules limited to our own element.
+    """Return flat CSS rules, limited to our own element.
 
     >>> scoped("th, td { margin: 0; }")
     '.calibrd.calibrd th, .calibrd.calibrd td { margin: 0; }'

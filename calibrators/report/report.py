@@ -1,4 +1,4 @@
-"""Reports: ``evaluate(probabilities, labels)`` measures calibration with intervals."""
+"""Reports: ``evaluate(probabilities, labels)`` measures calibration, with intervals."""
 
 from __future__ import annotations
 
@@ -59,13 +59,15 @@ class Report(Measurement):
 
     The inherited fields describe the probabilities that were evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
-    intervals of after minus before, and ``verdict`` the conclusion; without ``before`` they are
-    None or empty. ``by_margin`` splits the rows into thirds of the logit margin, ``by_class``
-    holds the worst calibrated classes (at most 50, worst first), ``by_segment`` the segments with
-    the most rows (at most 100, worst first), ``segments`` counts all of them, ``temperatures`` are
-    by margin, for a map of temperature type, ``band`` is the 90 % credible band of a map that
-    has one, by confidence and third of the margins, ``conventions`` states in words how everything
-    is computed, ``fit`` is plain JSON about the map that was judged.
+    intervals of after minus before, and ``verdict`` is the conclusion; if there is no ``before``,
+    the others are empty or None as well.
+
+    ``by_margin`` splits the rows into thirds of the logit margin. ``by_class`` holds the worst
+    calibrated classes (at most 50, worst first), and ``by_segment`` the segments with the most rows
+    (at most 100, worst first); ``segments`` is the number of all segments. ``temperatures`` holds
+    those of a map of temperature type, by margin. ``band`` is the 90 % credible band of a map that
+    has one, by confidence and third of the margins. ``conventions`` states in words how everything
+    is computed. ``fit`` is plain JSON about the map that was judged.
     """
 
     n: int
@@ -93,19 +95,20 @@ class Report(Measurement):
 
     @property
     def sides(self) -> dict[str, Measurement]:
-        """The measurements by name: "before" (if given) and "after"."""
+        """The measurements by name: "before", if there is one, and "after"."""
         return {"after": self} if self.before is None else {"before": self.before, "after": self}
 
     @property
     def cautious_error(self) -> Interval:
-        """The interval of the debiased squared error for a gate (see gate_intervals.py)."""
+        """The interval of the debiased squared error that a gate uses (see gate_intervals.py)."""
         return cautious(self.intervals["debiased_squared_error"], self.equal_mass, self.level)
 
     def gate_interval(self, metric: str = "calibration_error") -> Interval:
         """Return the interval that decides a gate, on the scale of its limit.
 
-        ``calibration_error`` is the debiased root-mean-square error, ``ece`` the ECE of equally
-        wide bins; both account for noise and for bins without spread (see gate_intervals.py).
+        ``calibration_error`` is the debiased root-mean-square error, and ``ece`` the ECE with
+        equal-width bins. Both intervals account for noise and for bins without spread (see
+        gate_intervals.py).
         """
         match metric:
             case "calibration_error":
@@ -128,9 +131,10 @@ class Report(Measurement):
 
     @property
     def verdict_sentence(self) -> str:
-        """Return the verdict in words, with what got worse and by how much.
+        """The verdict in words, including what got worse and by how much.
 
-        Lower case and without a full stop, to follow the verdict; empty if there is none.
+        It begins in lower case and has no full stop, as it follows the verdict. It is empty if
+        there is no verdict.
         """
         return text.verdict_sentence(self)
 
@@ -139,7 +143,7 @@ class Report(Measurement):
         return replace(self, fit=to_plain({**self.fit, **fit}))
 
     def rows(self) -> list[MetricRow]:
-        """Return the table of metrics as text: shares in percent, other numbers as they are."""
+        """Return the table of metrics as strings; shares are in percent."""
         return [self._row(one) for one in all_metrics().values() if one.name in self.metrics]
 
     def summary(self) -> str:
@@ -147,13 +151,13 @@ class Report(Measurement):
         return text.summary(self)
 
     def chart(self) -> dict[str, Any]:
-        """Return the overview as a Vega-Lite specification (a plain dict with its data inside)."""
+        """Return the overview as a Vega-Lite specification, a plain dict that includes its data."""
         return charts.before_after(self)
 
     def to_frame(self) -> Any:
         """Return the metrics as a pandas DataFrame: before, after, change, and the interval.
 
-        ``low`` and ``high`` bound the change, or the value itself if there is nothing to compare.
+        ``low`` and ``high`` are the bounds of the change, or of the value if there is no "before".
         """
         try:
             import pandas as pd
@@ -179,7 +183,7 @@ class Report(Measurement):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Report:
-        """Return the report that ``to_dict`` wrote."""
+        """Build the report from the output of ``to_dict``."""
         try:
             document = dict(values)
             if document.pop("format", None) != FORMAT:
@@ -189,7 +193,7 @@ class Report(Measurement):
             raise DataError("not_a_report", f"not a calibrd report: {error}") from error
 
     def save(self, path: str | Path, *, title: str = "Calibration report") -> Path:
-        """Write .html (a page that needs no network), .json, or the chart as .svg or .png."""
+        """Write the report as .html (self-contained) or .json, or its chart as .svg or .png."""
         target = Path(path)
         match target.suffix.lower():
             case ".html":
@@ -213,7 +217,7 @@ class Report(Measurement):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Return all representations; most front ends show HTML, some draw the chart themselves.
 
-        Without this method IPython would show the short ``repr`` as text.
+        Without this method, the plain-text form in IPython would be the short ``repr``.
         """
         return {
             charts.MIME_TYPE: self.chart(),
@@ -237,9 +241,9 @@ class Report(Measurement):
 
 
 def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
-    """Return the changes of out-of-fold probabilities, widened by the rules of their metrics.
+    """Return the changes of metrics on out-of-fold probabilities, widened by the metrics' rules.
 
-    ``folds`` is the number of fits behind the probabilities; 1 changes nothing.
+    ``folds`` is the number of fits that the probabilities come from; 1 changes nothing.
     """
     factor = fold_factor(folds)
     rules = {name: all_metrics()[name].interval for name in change}
@@ -265,17 +269,17 @@ def evaluate(
     judged_on: str = "as given",
     folds: int = 1,
 ) -> Report:
-    """Measure the calibration of probabilities (n, k), or (n,) for binary, against labels (n,).
+    """Measure the calibration of probabilities (n, k), or (n,) if binary, against labels (n,).
 
-    ``before`` are the uncalibrated probabilities of the same rows: the report then has both sides,
-    the paired change of each metric and (with at least 100 draws) a verdict. ``margin`` (n,) is the
-    largest minus the second largest logit; by default it is derived from the (uncalibrated)
-    probabilities. ``segments`` (n,) holds the segment of each row, for a table by segment. ``ood``
-    (m, k) are the probabilities of out-of-distribution rows, with ``before`` also ``ood_before``:
-    the report then has the AUROC of their entropy.
-    ``draws`` and ``level`` belong to the bootstrap; ``judged_on`` describes the rows in words.
-    If the probabilities are out-of-fold, ``folds`` is the number of fits. ``report.conventions``
-    states how everything is computed.
+    ``before`` holds the uncalibrated probabilities of the same rows. If it is given, the report has
+    both sides, the paired change of each metric and, with at least 100 draws, a verdict. ``margin``
+    (n,) is the largest minus the second largest logit; by default, it is derived from the
+    uncalibrated probabilities. ``segments`` (n,) names the segment of each row, for a table by
+    segment. ``ood`` (m, k) holds the probabilities of out-of-distribution rows, for the AUROC of
+    their entropy; with ``before``, pass ``ood_before`` as well. ``draws`` and ``level`` configure
+    the bootstrap, and ``judged_on`` describes the rows in words. If the probabilities are
+    out-of-fold, ``folds`` is the number of fits. ``report.conventions`` states how everything is
+    computed.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=2000)

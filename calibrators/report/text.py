@@ -1,4 +1,4 @@
-"""Text of a report: its conventions, its verdict, and its table for terminals."""
+"""Text of a report: its conventions, its verdict, and a table for terminals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
-    """Return the conventions of a report, one or two sentences per subject.
+    """Return the conventions of a report by subject, with a few sentences for each.
 
     >>> conventions(15, 1000, 0.95)["equal width"][:40]
     'The 15 bins are (i/15, (i+1)/15]: a conf'
@@ -44,20 +44,20 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
         "minus the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
         "is 0 for a calibrated model, so it can be negative; its square root is then taken as 0.",
-        "smooth ECE": "The gaps are smoothed by a Gaussian that is reflected at 0 and 1, not "
-        "binned; the bandwidth is the one at which the error equals the bandwidth.",
-        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value; the "
-        "Brier score is summed over the classes, from 0 to 2.",
+        "smooth ECE": "The gaps are not binned but smoothed by a Gaussian that is reflected at 0 "
+        "and 1. The bandwidth is chosen such that the error equals it.",
+        "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value. The "
+        "Brier score is summed over the classes and lies between 0 and 2.",
         "intervals": f"All intervals are at the {100 * level:g} % level. For binned errors, "
         f"they come from {draws:,} bootstrap draws of the rows, with fixed bins; the draws are "
-        "shifted so that their mean is the estimate, because resampling adds the noise a second "
-        "time. For NLL and Brier score, they are the limit of many draws, computed from mean, "
-        "variance and skewness. The accuracy has Wilson's interval, and its change the interval of "
-        "Agresti and Min. The intervals of AUROC and AURC follow from the influence of each row "
-        "(DeLong). Changes are after "
-        "minus before on the same rows. If each row is judged by a fit on other folds, the "
-        "intervals of the changes of NLL, Brier score, AUROC and AURC are widened (1.5 times for "
-        "5 folds; Nadeau & Bengio 2003), because such fits are not independent.",
+        "shifted so that their mean is the estimate, because resampling adds noise a second time. "
+        "For NLL and Brier score, they are the limit of many draws, computed from the mean, "
+        "variance and skewness. The accuracy has Wilson's interval, and its change has the "
+        "interval of Agresti and Min. The intervals of AUROC and AURC follow from the influence of "
+        "each row (DeLong). Changes are after minus before on the same rows. If each row is judged "
+        "by a fit on other folds, the intervals of the changes in NLL, Brier score, AUROC and AURC "
+        "are widened (by a factor of 1.5 for 5 folds; Nadeau & Bengio 2003), because such fits are "
+        "not independent.",
         "noise floor": "The ECE of a perfectly calibrated model with these confidences on the same "
         f"number of rows: correctness is redrawn {FLOOR_DRAWS} times from the confidences, and the "
         "mean and the 95 % quantile are reported. An ECE below that quantile is no evidence of "
@@ -65,32 +65,35 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "margin": "Rows are split into thirds by the margin, the largest minus the second largest "
         "logit of the uncalibrated model; rows of equal margin stay together. The equal-mass "
         "tables of a third have fewer bins if a bin would otherwise have fewer than 20 rows.",
-        "classes": "For each class: the rows with that label and their share, the mean of its "
-        "probability over all rows, and the mean absolute gap between the two over equally wide "
-        "bins of that probability, each weighted by its number of rows. The mean of this error "
-        f"over all classes is the class-wise ECE. At most {MAX_CLASSES} classes are kept, the "
-        "worst on the after side.",
-        "segments": "For each segment: its rows, the accuracy and mean confidence of its "
-        "predictions, the ECE of equally wide bins over its rows alone, and the noise floor of "
-        f"that ECE. At most {MAX_REPORTED} segments are kept, those with the most rows, sorted by "
+        "classes": "For each class: the number of rows with that label and their share, the mean "
+        "of its probability over all rows, and the class-wise ECE, which is the mean absolute gap "
+        "between the share and the mean probability over equal-width bins of that probability, "
+        "each weighted by its number of rows. The class-wise ECE of a report is the mean over all "
+        f"classes. At most {MAX_CLASSES} classes are kept, the worst on the after side.",
+        "segments": "For each segment: its number of rows, the accuracy and mean confidence of its "
+        "predictions, the ECE with equal-width bins over its rows alone, and the noise floor of "
+        f"that ECE. At most {MAX_REPORTED} segments are kept: those with the most rows, sorted by "
         "how far the ECE on the after side is above the 95 % quantile of its noise floor.",
         "temperatures": "The temperatures by which a map of temperature type, fitted on all rows, "
-        f"divides the logits of the judged rows, in {CELLS} equal cells of the margin from 0 to "
-        f"its {100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of the rows.",
-        "gate": "A gate uses the interval of the debiased squared error, widened if rows "
-        "that are all correct or all wrong show no spread: upwards to the largest overall gap that "
-        "Wilson's interval of the accuracy allows, downwards by the part of such a bin's gap that "
-        "may be due to chance. A gate on the ECE uses a separate interval: its lower bound is the "
-        "ECE minus what noise may have added, or 0 as long as a calibrated model could show such "
-        "an ECE by chance; its upper bound is the ECE plus the quantile of its spread.",
+        f"divides the logits of the judged rows. For each of {CELLS} equal cells of the margin, "
+        f"from 0 to its {100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of "
+        "the rows.",
+        "gate": "A gate uses the interval of the debiased squared error, which is widened because "
+        "bins whose rows are all correct or all wrong show no spread: upwards to the largest "
+        "overall gap that Wilson's interval of the accuracy allows, and downwards by the part of "
+        "such a bin's gap that may be due to chance. A gate on the ECE uses a separate interval. "
+        "Its lower bound is the ECE minus what noise may have added, or 0 if a calibrated model "
+        "could show such an ECE by chance. Its upper bound is the ECE plus a quantile of its "
+        "spread.",
         "verdict": "Better and worse mean that the whole interval of the change lies on that side "
         "of 0; a loss of AUROC counts only beyond "
         f"{100 * MIN_RANKING_LOSS:g} points. The verdict is based on the debiased squared error, "
         "NLL, Brier score, accuracy and the AUROC of correct vs. wrong. If calibration is "
-        "better, any loss makes a trade-off, and so does an AUROC whose interval reaches below 0 "
-        f"and more than {100 * WIDEST_RANKING:g} points below its estimate. If calibration is not "
-        "better, the verdict is worse only if the intervals of all five taken together show a "
-        f"loss (99 % each instead of 95 %). A verdict needs at least {MIN_ROWS} rows.",
+        "better, any loss makes the verdict a trade-off, and so does an AUROC whose interval "
+        f"reaches below 0 and more than {100 * WIDEST_RANKING:g} points below its estimate. If "
+        "calibration is not better, the verdict is worse only if the five intervals, taken "
+        "together, show a loss (at the level of 99 % instead of 95 % each). A verdict needs at "
+        f"least {MIN_ROWS} rows.",
     }
 
 
@@ -126,9 +129,10 @@ def summary(report: Report) -> str:
 
 
 def verdict_sentence(report: Report) -> str:
-    """Return the verdict on these rows in words: what got worse, and by how much.
+    """Return the verdict of a report in words, including what got worse and by how much.
 
-    Like ``Verdict.meaning`` it begins in lower case and has no full stop; empty without a verdict.
+    Like ``Verdict.meaning``, it begins in lower case and has no full stop. It is empty if there is
+    no verdict.
     """
     named = [name for name in report.lost if name != CALIBRATION]
     worse = " and ".join(_change(name, report.change[name]) for name in named)
@@ -159,7 +163,7 @@ def verdict_sentence(report: Report) -> str:
 
 
 def _warnings(report: Report) -> list[str]:
-    """Return the messages of the fit's warnings; reports of others may hold anything."""
+    """Return the messages of the fit's warnings; an untrusted report may contain anything."""
     stored = report.fit.get("warnings")
     warnings = stored if isinstance(stored, list) else []
     return [str(one["message"]) for one in warnings if isinstance(one, dict) and "message" in one]
@@ -171,10 +175,10 @@ def _change(name: str, interval: Interval) -> str:
 
 
 def heading(report: Report) -> str:
-    """Return the number of rows and classes, and how the rows were judged."""
+    """Return the numbers of rows and classes, and what the map was judged on."""
     return f"{report.n:,} rows, {report.k:,} classes; judged on: {report.judged_on}"
 
 
 def floor(found: NoiseFloor) -> str:
-    """Return a noise floor in percent: mean, and the 95 % quantile."""
+    """Return the mean and the 95 % quantile of a noise floor, in percent."""
     return f"{100 * found.mean:.2f} % (up to {100 * found.quantile95:.2f} %)"

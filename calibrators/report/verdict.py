@@ -15,7 +15,7 @@ CALIBRATION = "debiased_squared_error"
 RANKING = "refinement_auroc"
 MIN_RANKING_LOSS = 0.001
 WIDEST_RANKING = 0.04
-# metrics of a verdict: whether higher (1) or lower (-1) is better, and the least loss that counts
+# metrics of a verdict: whether higher (1) or lower (-1) is better, and the loss that is tolerated
 JUDGED: dict[str, tuple[int, float]] = {
     CALIBRATION: (-1, 0.0),
     "nll": (-1, 0.0),
@@ -26,7 +26,7 @@ JUDGED: dict[str, tuple[int, float]] = {
 
 
 class _Explained(StrEnum):
-    """A string enum whose members carry the sentence that explains them."""
+    """A string enum whose members have an explanation, ``meaning``."""
 
     meaning: str
 
@@ -53,7 +53,7 @@ class Verdict(_Explained):
     TRADE_OFF = (
         "trade_off",
         "calibration is better, but NLL, Brier score, accuracy or ranking is worse, or ranking is "
-        "in doubt: choose by what the probabilities are used for",
+        "in doubt: the choice depends on what the probabilities are used for",
     )
     NO_MEASURABLE_CHANGE = (
         "no_measurable_change",
@@ -89,11 +89,11 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
     Calibration is judged by the debiased squared calibration error, not by the ECE, which is
-    largely noise. If it is better, any loss (see ``lost``) makes the verdict a trade-off, and so
-    does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
-    a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
-    five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
-    neither side; a missing change is not judged.
+    largely noise. If calibration is better, any loss (see ``lost``) makes the verdict a trade-off,
+    and so does a ranking in doubt (see ``in_doubt``). Otherwise, the verdict is worse only if there
+    is a loss when the five intervals are taken together (Bonferroni: 99 % each for 95 % together),
+    because five intervals are far more often misleading than one. Intervals whose bounds touch 0 or
+    are NaN count as neither better nor worse, and a missing change is not judged.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
@@ -113,9 +113,9 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
 def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
     """Return the names of the metrics of a verdict that are measurably worse.
 
-    The whole interval must lie on the worse side of 0 (AUROC: beyond 0.1 points), because
-    temperature scaling of more than two classes reorders rows slightly, and a million rows would
-    show it.
+    The whole interval must lie on the worse side of 0. For the AUROC, it must lie beyond 0.1
+    points, because temperature scaling of more than two classes reorders the rows slightly, which
+    would be measurable on a million rows.
 
     >>> lost({"brier": Interval(0.004, 0.0006, 0.0074, 0.95)})
     ('brier',)
@@ -130,11 +130,11 @@ def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
 
 
 def in_doubt(change: Mapping[str, Interval]) -> bool:
-    """Return whether the rows are too few to say that the ranking is not worse.
+    """Return whether there are too few rows to rule out that the ranking is worse.
 
-    That is the case if the interval of the AUROC change reaches below 0 and more than 4 points
-    below the estimate. Two hundred rows cannot show a fall of 5 points; but a map that hardly
-    reorders them still has a narrow interval.
+    This is so if the interval of the AUROC change reaches below 0 and more than 4 points below the
+    estimate. Two hundred rows are too few to detect a fall of 5 points, but the interval is still
+    narrow if a map hardly reorders the rows.
 
     >>> in_doubt({"refinement_auroc": Interval(0.0, -0.05, 0.05, 0.95)})
     True
@@ -146,7 +146,7 @@ def in_doubt(change: Mapping[str, Interval]) -> bool:
 
 
 def together(interval: Interval) -> Interval:
-    """Return an interval widened so that all judged intervals hold jointly (Bonferroni).
+    """Return an interval, widened so that all judged intervals hold jointly (Bonferroni).
 
     >>> round(together(Interval(0.0, -1.96, 1.96, 0.95)).high, 2)
     2.58
@@ -156,9 +156,9 @@ def together(interval: Interval) -> Interval:
 
 
 def _loss(interval: Interval, better: int) -> float:
-    """Return the certain part of a loss: the end of the interval on the better side.
+    """Return the part of a loss that is certain: the bound of the interval on the better side.
 
-    ``better`` is 1 if higher is better, -1 if lower is.
+    ``better`` is 1 if higher is better, and -1 if lower is better.
     """
     return -interval.high if better > 0 else interval.low
 

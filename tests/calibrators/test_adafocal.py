@@ -201,7 +201,7 @@ def test_tied_edges_fewer_rows_than_bins_and_one_row():
 
 
 def test_without_a_row_there_is_no_update():
-    with pytest.raises(DataError, match="no row was observed"):
+    with pytest.raises(DataError, match="no rows have been observed"):
         AdaFocalState.initial().update(BinStatistics.empty())
 
 

@@ -182,7 +182,7 @@ def test_empty_statistics_add_nothing_and_say_nothing():
     assert BinStatistics.from_confidences([], []) == nothing
     assert BinStatistics.from_bytes(nothing.to_bytes()) == nothing
     for ask in (nothing.equal_mass, nothing.equal_width, nothing.summary):
-        with pytest.raises(DataError, match="no row was observed"):
+        with pytest.raises(DataError, match="no rows have been observed"):
             ask()
 
 

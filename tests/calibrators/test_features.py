@@ -137,7 +137,7 @@ def test_a_map_says_what_it_lacks_or_does_not_take() -> None:
         with pytest.raises(DataError, match="needs the 8 features of each row") as caught:
             call(DATA.logits)
         assert caught.value.code == "missing_features"
-        with pytest.raises(DataError, match="fitted on 8 features a row, got 7") as caught:
+        with pytest.raises(DataError, match="fitted on 8 features per row, got 7") as caught:
             call(DATA.logits, features=features[:, 1:])
         assert caught.value.code == "wrong_features"
         with pytest.raises(DataError, match="300 rows but features of 299") as caught:

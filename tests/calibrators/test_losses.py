@@ -144,7 +144,7 @@ def test_seca_warns_once_if_most_samples_are_alone_in_their_class() -> None:
     logits, labels = torch.randn(20, 100), torch.arange(20)
     loss = fresh("seca", reduction="sum")
     leaf = logits.clone().requires_grad_()
-    with pytest.warns(AloneInClass, match="20 of 20 samples are the only one of their class"):
+    with pytest.warns(AloneInClass, match="20 of 20 samples are the only sample of their class"):
         loss(leaf, labels).backward()
     expected = torch.softmax(logits, dim=1) - torch.nn.functional.one_hot(labels, 100)
     torch.testing.assert_close(leaf.grad, expected)

@@ -49,7 +49,7 @@ def test_its_docstring_has_formula_reference_use_and_example(name: str) -> None:
     said = all_losses()[name].__doc__ or ""
     assert any(re.search(r"[-+*/^|]|mean|sum|log", formula) for formula in said.split("``")[1::2])
     assert "Reference" in said
-    assert "Helps" in said
+    assert "It helps" in said
     assert ">>> " in said
 
 
@@ -245,7 +245,7 @@ def test_bad_input_is_told(name: str) -> None:
         with pytest.raises(DataError, match="logits must be"):
             made(name)(torch.zeros(shape), labels, **more)
     for wrong in (CLASSES, -1):
-        with pytest.raises(DataError, match=f"1 are not, the first is {wrong}"):
+        with pytest.raises(DataError, match=f"1 are not, the first of them is {wrong}"):
             made(name)(logits, labels.index_fill(0, torch.tensor(3), wrong), **more)
     with pytest.raises(DataError, match="labels must be a tensor, got list"):
         made(name)(logits, labels.tolist(), **more)

@@ -130,7 +130,7 @@ def test_a_hundred_segments_stay_small() -> None:
 def test_the_page_and_the_summary_tell_of_them(report: Report, tmp_path: Any) -> None:
     page = report.save(tmp_path / "report.html").read_text()
     assert "<h2>By segment</h2>" in page
-    assert "all 3 segments, sorted by the ECE minus the 95 % quantile of its floor" in page
+    assert "all 3 segments, sorted by the ECE minus the 95 % quantile of its noise floor" in page
     assert "&lt;i&gt;kiosk&lt;/i&gt;" in page
     assert MARKUP not in page
     for row in report.by_segment:

@@ -100,7 +100,11 @@ def test_probabilities() -> None:
         ({"method": "temprature"}, ParameterError, "did you mean 'temperature'"),
         ({"method": "smart", "params": {"stps": 3}}, ParameterError, "did you mean 'steps'"),
         ({"method": "smart", "params": {"steps": 0}}, ParameterError, "steps must be at least 1"),
-        ({"method": "smart", "params": {"seed": 1}, "seed": 2}, ParameterError, "pass it once"),
+        (
+            {"method": "smart", "params": {"seed": 1}, "seed": 2},
+            ParameterError,
+            "pass only one of them",
+        ),
         ({"kind": "scores"}, ValueError, "kind must be 'logits' or 'probabilities'"),
         ({"kind": "probabilities"}, DataError, "probabilities"),
         ({"held_out": 2.0, "method": "temperature"}, FitError, "held_out must be"),

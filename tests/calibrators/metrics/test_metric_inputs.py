@@ -161,7 +161,7 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
             lambda: metrics.paired_intervals(
                 row_scores(GOOD, LABELS), row_scores(GOOD[:2], LABELS[:2])
             ),
-            "before and after must be the same rows, got 3 and 2 rows",
+            "before and after must have the same rows, got 3 and 2 rows",
         ),
     ],
 )

@@ -227,7 +227,7 @@ def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
     page = local.get(PATH, headers=HTML).text
-    assert "choose a dataset that neither was fitted on" in _words(page)
+    assert "compare them on a dataset that neither was fitted on" in _words(page)
     assert "data-busy" not in page
 
 
