@@ -22,7 +22,7 @@ from service.worker.identity import is_of_this_machine
 
 
 def migrate(settings: Settings, _options: argparse.Namespace) -> None:
-    """Bring the database up to date."""
+    """Upgrade the database to the current schema."""
     prepared(settings).close()
     say("the database is up to date")
 
@@ -36,7 +36,7 @@ def work(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def list_workers(settings: Settings, options: argparse.Namespace) -> int:
-    """List the live workers; return 1 if there are none. The database is only read."""
+    """List the live workers; return 1 if there are none. The database is not changed."""
     with (
         database_explained(),
         closing(Database(settings.database)) as database,
@@ -48,7 +48,7 @@ def list_workers(settings: Settings, options: argparse.Namespace) -> int:
         started = f"since {minute(one.started_at)}"
         say("  ".join((one.id, ",".join(one.queues), one.device, started)))
     if not found:
-        say_note(f"no worker {'on this machine ' if options.here else ''}is alive")
+        say_note(f"there is no live worker{' on this machine' if options.here else ''}")
     return 0 if found else 1
 
 

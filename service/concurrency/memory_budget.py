@@ -30,8 +30,9 @@ class _Waiter:
 class MemoryBudget:
     """Let calls proceed while their total memory stays within ``total`` bytes.
 
-    One owner (a workspace) gets at most half of them, so that it cannot block the others. A call
-    that needs more counts as half: it runs when its owner holds nothing else. Owners take turns.
+    One owner (a workspace) gets at most half of the total, so that it cannot block the others. A
+    call that needs more than that counts as half: it runs when its owner holds nothing else.
+    Owners take turns.
 
     Parameters
     ----------
@@ -184,8 +185,8 @@ class MemoryHold:
 class CallMemory:
     """The memory budgets for calls in a process: incoming bodies, work, and outgoing responses.
 
-    Each has its own budget. A client that sends or reads slowly only holds what it sends or
-    reads, and a call that holds memory for work never waits for a client.
+    Each has its own budget, so a slow client only occupies memory for the body that it sends or
+    reads. A call that holds memory for work never waits for a client.
     """
 
     def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:

@@ -138,7 +138,7 @@ def format_of(content_type: str | None, head: bytes) -> Format:
     if found is None:
         raise Unsupported(
             "unsupported_media_type",
-            f"{_reason(media_type)}; send one of {', '.join(one.media_type for one in Format)}",
+            f"{_reason(media_type)}: send one of {', '.join(one.media_type for one in Format)}",
             read=sorted(known),
         )
     return found
@@ -184,9 +184,10 @@ def check_names(names: Iterable[str]) -> None:
         if name not in NAMES:
             raise Invalid(
                 "unknown_array",
-                f"unknown array {name[:40]!r}: the values must be named logits or probabilities, "
-                "the true classes labels, the segment names segments, the input to the last layer "
-                f"{FEATURES}, and that layer {HEAD_WEIGHT} and {HEAD_BIAS}",
+                f"unknown array {name[:40]!r}: valid names are logits or probabilities for the "
+                "values, labels for the true classes, segments for the segment names, "
+                f"{FEATURES} for the input to the last layer, and {HEAD_WEIGHT} and {HEAD_BIAS} "
+                "for that layer",
             )
 
 
@@ -201,7 +202,10 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
 
 
 def declared_kind(names: Iterable[str]) -> Kind | None:
-    """Return the kind that the names declare, None for values; raise unless exactly one is sent."""
+    """Return the kind that the array names declare; None if the array is called ``values``.
+
+    Raises Invalid unless exactly one of logits, probabilities and values is sent.
+    """
     present = set(names)
     sent = [name for name in (*KINDS, VALUES) if name in present]
     if len(sent) != 1:
