@@ -48,7 +48,7 @@ def list_workers(settings: Settings, options: argparse.Namespace) -> int:
         started = f"since {minute(one.started_at)}"
         say("  ".join((one.id, ",".join(one.queues), one.device, started)))
     if not found:
-        say_note(f"there is no live worker{' on this machine' if options.here else ''}")
+        say_note(f"no worker {'on this machine ' if options.here else ''}is alive")
     return 0 if found else 1
 
 

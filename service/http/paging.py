@@ -37,7 +37,7 @@ class Page(Body, Generic[Out]):
 def paged(
     found: Sequence[Item], limit: int, shape: Callable[[Item], Out], place: Callable[[Item], Any]
 ) -> Page[Out]:
-    """Return a page of at most ``limit`` items; ``found`` has one more if another page follows."""
+    """Return a page of at most ``limit`` items; one item more means that another page follows."""
     has_next = len(found) > limit
     items = found[:limit]
     cursor = _cursor(place(items[-1])) if has_next else None
@@ -45,7 +45,7 @@ def paged(
 
 
 def affordable(costs: Iterable[int], most: int) -> int:
-    """Return how many items fit a page whose total cost is at most ``most``; at least one.
+    """Return how many items fit on a page whose total cost is at most ``most``; at least one.
 
     >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
     (2, 1)

@@ -1,4 +1,4 @@
-"""Fair turns on the event loop: requests of one caller start one after another."""
+"""Fair turns on the event loop: the requests of one caller start one after another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNTIMED = frozenset({"/healthz", "/v2/health/live"})
 class Turns:
     """Let one request per caller run in each pass of the event loop.
 
-    Regardless of how many requests of one caller are ready at once, other callers' requests and
-    the loop's own reads and writes run in between.
+    However many requests of one caller are ready at once, other callers' requests and the loop's
+    own reads and writes run in between.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, owner: str) -> None:
-        """Wait for a turn in which no other request of the owner runs."""
+        """Wait for a turn that no other request of the owner has."""
         queue = self._queues.get(owner)
         loop = asyncio.get_running_loop()
         if queue is None:
@@ -37,7 +37,7 @@ class Turns:
         await mine
 
     def _begin_next(self) -> None:
-        """Begin a turn: wake one waiting request of each owner."""
+        """Begin the next turn: wake one waiting request of each owner."""
         self.number += 1
         for owner, queue in list(self._queues.items()):
             while queue and queue[0].done():  # the client has left
@@ -75,7 +75,7 @@ async def take_turn(scope: Scope) -> None:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the owner against whose share of the service's resources a request counts."""
+    """Return the workspace, or the address, against whose limits a request counts."""
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"
