@@ -252,14 +252,14 @@ def _corrupt() -> BlobCorrupt:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate the store's exceptions into ours, without its paths and URLs."""
+    """Translate exceptions of the store into service errors, without its paths and URLs."""
     try:
         yield
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             logger.warning("blob_store_bucket_missing")
             raise Unavailable("blobs_unavailable", "the blob store has no such bucket") from error
-        raise BlobMissing("blob_missing", "the stored bytes are gone") from error
+        raise BlobMissing("blob_missing", "the stored bytes are missing") from error
     except (BaseError, OSError) as error:
         message = str(error)
         is_full = any(f"(os error {number})" in message for number in FULL)
@@ -293,15 +293,16 @@ def log_damage(key: str, error: Damaged) -> None:
 # deadline for committing the row of a written blob
 COMMIT_SECONDS = HOUR
 
-# unlike the monotonic clock it does not stop while the machine sleeps
+# unlike the monotonic clock, it does not stop while the machine sleeps
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class PendingBlobs:
     """Blobs that no row refers to yet; create this object before writing them.
 
-    A blob that no row refers to for a long time is an orphan and is swept. A writer that was paused
-    must no longer refer to it, so it calls ``check`` in the transaction that writes the row.
+    A blob that no row refers to for a long time is an orphan, and is swept. A writer that was
+    paused must not refer to it any more, so every writer calls ``check`` in the transaction that
+    writes the row.
     """
 
     def __init__(self, blobs: Blobs, within: float = COMMIT_SECONDS) -> None:
@@ -315,7 +316,7 @@ class PendingBlobs:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Delete the blobs, as no row will refer to them; failures are left to the sweep."""
+        """Delete the blobs, because no row will refer to them; failures are left to the sweep."""
         for key in self._keys:
             try:
                 self._blobs.delete(key)
@@ -327,6 +328,6 @@ class PendingBlobs:
         if time.clock_gettime(_CLOCK) > self._deadline:
             raise Unavailable(
                 "paused_too_long",
-                "the service was paused after storing the bytes, which may be gone by now: "
-                "try again",
+                "the service was paused after storing the bytes, which may have been deleted "
+                "since: try again",
             )
