@@ -325,7 +325,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "two_seeds": ErrorCode(422, "The seed is given twice, with different values.", "pass seed= and leave it out of params"),
     "unknown_array": ErrorCode(422, "An array has an unknown name.", page="Give the arrays their names: np.savez('data.npz', logits=logits, labels=labels), or probabilities= in place of logits=. In CSV, leave out all columns but classes, label and segment."),
     "unknown_ending": ErrorCode(None, "The file name does not end in a supported format."),
-    "unknown_format": ErrorCode(422, "The service cannot read this map format.", "the service is older or newer than the calibrd that wrote the map"),
+    "unknown_format": ErrorCode(422, "The service cannot read this map format.", "use the same version of calibrd for the service and for writing the map"),
     "unknown_input": ErrorCode(400, "There is no such input."),
     "unknown_loss": ErrorCode(None, "There is no such loss."),
     "unknown_method": ErrorCode(422, "There is no such method.", "client.methods() lists them"),

@@ -53,7 +53,7 @@ def list_workers(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
-    """Delete orphans, or only list them."""
+    """Delete orphaned blobs; with ``--dry-run``, only list them."""
     if not settings.sweep_hours:
         raise Invalid(
             "no_grace", "--sweep-hours is 0, which keeps all blobs: set the minimum age of orphans"

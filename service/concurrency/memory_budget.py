@@ -86,7 +86,7 @@ class MemoryBudget:
             raise self._refusal()
 
     def grow_now(self, owner: str, held: int, size: int) -> bool:
-        """Hold ``size`` bytes if there is room now; return whether there was."""
+        """Hold ``size`` bytes if there is room now; return False if there is none."""
         if self._waiting or not self._has_room(owner, held, size):
             return False
         self._held[owner] += size - held
@@ -165,7 +165,7 @@ class MemoryHold:
             self._size = size
 
     def grow_now(self, size: int) -> bool:
-        """Hold at least ``size`` bytes if there is room now; return whether there was."""
+        """Hold at least ``size`` bytes if there is room now; return False if there is none."""
         size = min(size, self._budget.share)
         if size <= self._size:
             return True

@@ -66,7 +66,7 @@ class Datasets(Repository):
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
     def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
-        """Return the newest complete, unexpired datasets of a kind and number of classes."""
+        """Return the newest complete, unexpired datasets with this kind and number of classes."""
         is_current = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
         alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
         mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)

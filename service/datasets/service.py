@@ -130,7 +130,7 @@ class Datasets:
     def facts(
         self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
-        """Check that a body is a dataset, and return the values of its row."""
+        """Check that a body is a valid dataset, and return the columns of its row."""
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
@@ -153,7 +153,7 @@ class Datasets:
     def known(
         self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """Return the dataset with identical content, if any; the longer retention applies."""
+        """Return the dataset with identical content, if any, and extend its retention if needed."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:

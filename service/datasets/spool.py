@@ -91,7 +91,7 @@ class Spool:
 class SpooledBody:
     """A temporary file that hashes the bytes written to it.
 
-    The file is created by the first call that needs it, so that the event loop never does.
+    The first call that needs the file creates it, so it is never created on the event loop.
     """
 
     def __init__(self, spool: Spool, owner: str) -> None:
@@ -178,7 +178,7 @@ def _new_file(folder: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX)
             if Path(file.name).exists():
                 return file
-            file.close()  # another process took it for left behind, and deleted it before the lock
+            file.close()  # another process considered it abandoned, and deleted it before the lock
 
 
 @contextmanager

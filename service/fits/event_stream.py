@@ -54,7 +54,7 @@ async def event_stream(
 
 
 def event_of(fit: Fit) -> str:
-    """Return the event that shows a fit; all streams share the text of one change."""
+    """Return the event for the current state of a fit; all streams share its text."""
     known = _events.get(id(fit))
     if known is not None and known[0] is fit:
         return known[1]

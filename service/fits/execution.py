@@ -186,7 +186,7 @@ def _in_time(ending: Ending) -> Ending:
 
 
 class _Watch:
-    """The ``cancel`` callback of a fit; ``reason`` is the reason why it returned True."""
+    """The ``cancel`` callback of a fit; ``reason`` states why it returned True."""
 
     def __init__(self, hooks: Hooks, seconds: float) -> None:
         self.reason: Stop | None = None

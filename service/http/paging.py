@@ -37,7 +37,7 @@ class Page(Body, Generic[Out]):
 def paged(
     found: Sequence[Item], limit: int, shape: Callable[[Item], Out], place: Callable[[Item], Any]
 ) -> Page[Out]:
-    """Return a page of at most ``limit`` items; one item more means that another page follows."""
+    """Return a page of at most ``limit`` items; ``found`` has one more if another page follows."""
     has_next = len(found) > limit
     items = found[:limit]
     cursor = _cursor(place(items[-1])) if has_next else None

@@ -35,7 +35,7 @@ class Health(Body):
 def health_routes(probe: Probe) -> list[Route]:
     """Return the health routes, which bypass FastAPI because anyone may call them often.
 
-    ``/healthz`` uses no other part, not even a thread that a slow store could block.
+    ``/healthz`` depends on no other part of the service, not even on a thread that could be busy.
     """
 
     async def healthz(request: Request) -> Response:

@@ -65,7 +65,7 @@ def _copy(file: Path, target: Path, how: str) -> None:
         closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?{how}", uri=True)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
-        source.backup(copy)  # in a single step: between steps, every write would restart it
+        source.backup(copy)  # in a single step, because a write between two steps would restart it
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:

@@ -213,7 +213,7 @@ def _is_text(value: str) -> bool:
 
 
 def _report(report: dict[str, Any]) -> Report:
-    """Return the report; raise Invalid if it, being untrusted, cannot be read and rendered."""
+    """Return an untrusted report; raise Invalid if it cannot be read and rendered."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
     check_limits(report)
@@ -243,7 +243,7 @@ def _not_drawn(spec: dict[str, Any]) -> str:
 
 
 def _check_verdict(report: Report) -> None:
-    """Raise Invalid unless the verdict follows from the intervals: it can permit a promotion."""
+    """Raise Invalid if the verdict, which can permit a promotion, contradicts the intervals."""
     if report.verdict != decide(report.n, report.change):
         raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 

@@ -148,7 +148,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session whose part of the history includes ``step`` or starts after it."""
+        """Return the session that has ``step`` in the history of a run, or begins after it."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
@@ -259,7 +259,7 @@ class RunSteps(Repository):
         return {SessionKey(run, number): step for run, number, step in rows if step is not None}
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
-        """Return sessions whose next step is complete or past the merge timeout, so can be decided.
+        """Return sessions whose next step can be decided: it is complete, or past its timeout.
 
         Only indexes are read, because a row of statistics may have 500 kB.
         """

@@ -60,7 +60,7 @@ _SettingsFields = create_model("_SettingsFields", __base__=RequestBody, **_field
 
 
 class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
-    """Settings of the update of gammas from the gaps between confidence and accuracy in bins."""
+    """Settings for updating the gamma of each bin from its gap between confidence and accuracy."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class SentStatistics:
 
 
 class Posted(NamedTuple):
-    """The status of a step after a post."""
+    """The status of a step after statistics were posted."""
 
     ranks: list[int]
     late: bool
@@ -137,7 +137,7 @@ def record(
 
 
 def outcome(database: Database, recorded: Recorded) -> Posted:
-    """Return the status of a step after a post."""
+    """Return the status of a step after statistics were posted."""
     session, step = recorded.session, recorded.step
     with database.read() as store:
         ranks = store.run_steps.ranks(session, step)
@@ -224,7 +224,7 @@ def _decide_next(database: Database, key: SessionKey) -> bool:
 
 
 def _pending(store: Store, key: SessionKey) -> _Pending | None:
-    """Return the next step of a session, None if it is not due."""
+    """Return the next step of a session; None if it is not due."""
     session = store.runs.session_numbered(*key)
     assert session is not None  # noqa: S101 - sessions are never deleted
     head = store.run_steps.head(session)
@@ -285,7 +285,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
 
 
 def _recorded(store: Store, session: RunSession, sent: SentStatistics) -> RunStatistics:
-    """Record a rank's statistics unless already recorded; after the decision they are late."""
+    """Record a rank's statistics once; mark them late if the step has been decided."""
     head = store.run_steps.head(session)
     if sent.step > head.step + MAX_AHEAD:
         raise Invalid(
@@ -350,7 +350,7 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise Invalid unless a state was sent exactly if the trainer decides."""
+    """Raise Invalid if a required state was not sent, or if a state was sent but not required."""
     if sent.state is None:
         if needed:
             raise Invalid("bad_state", "state is missing: the trainer decides and must send it")

@@ -196,7 +196,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a job that continues a run; replace the run's description if it sent one."""
+    """Add the tags of a job that continues a run; replace the description if the job sent one."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

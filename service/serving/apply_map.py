@@ -224,7 +224,7 @@ JSON_BYTES = {4: 12, 8: 20}
 
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
-    """Return whether computing a response takes less time than passing it to another thread."""
+    """Return whether a response is computed faster here than on another thread."""
     rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
@@ -267,7 +267,7 @@ class LargeCalls:
 
 
 def check_answer(size: int, limit: int, advice: str) -> None:
-    """Raise TooLarge if a response, not yet computed, would be too large."""
+    """Raise TooLarge if the response would have more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
@@ -277,7 +277,7 @@ def check_answer(size: int, limit: int, advice: str) -> None:
 
 
 def check_calculation(size: int, limit: int) -> None:
-    """Raise TooLarge if the probabilities of all classes, before ``top``, take too many bytes."""
+    """Raise TooLarge if the probabilities of all classes would have more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
@@ -298,7 +298,7 @@ def model_in_header(value: bytes) -> str:
 def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
     """Raise Conflict, or return a warning, if the map was fitted for another model.
 
-    ``stated`` are all fingerprints in the request, from the header and the parameter.
+    ``stated`` contains all fingerprints in the request, from the header and the parameter.
     """
     if not stated:
         return None

@@ -34,7 +34,7 @@ MAP_OVERHEAD = 2048  # bytes that a map takes in addition to its arrays and name
 PLACE_OVERHEAD = 1024  # bytes that a cache key takes
 # each is looked up about once a second, by one thread for all workspaces
 ALIASES_PER_WORKSPACE = 4_000
-# limits on the time for the maps of one workspace in a round of a refresh, and for a whole refresh
+# time limits of one workspace in a round of a refresh, and of a whole refresh
 ROUND_SECONDS, REFRESH_SECONDS = 0.05, 5.0
 
 _log = structlog.get_logger("calibrd.serving")
@@ -246,7 +246,7 @@ def size_of(value: Any) -> int:
 def _resolve(
     store: Store, principal: Principal, name: str, ref: str
 ) -> tuple[Alias | None, Version]:
-    """Return the version that a number or an alias refers to, and the alias."""
+    """Return the version that a reference names, and the alias if the reference is one."""
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():

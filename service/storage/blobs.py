@@ -119,8 +119,8 @@ class Blobs:
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
         """Yield the bytes of a blob in chunks.
 
-        A wrong SHA-256 only raises after the last chunk. If a client may have written the bytes
-        (``by_client``), it is not reported as damage.
+        A wrong SHA-256 raises an error, but only after the last chunk. It is not reported as damage
+        if a client may have written the bytes (``by_client``).
         """
         digest = hashlib.sha256()
         with nullcontext() if by_client else self._reporting_damage(key):

@@ -239,7 +239,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def limit_statements(engine: Engine, seconds: float) -> None:
-    """Interrupt statements after ``seconds``, also while rows are fetched (SQLITE_INTERRUPT)."""
+    """Interrupt statements, including the fetching of rows, after ``seconds``."""
 
     @event.listens_for(engine, "connect")
     def _watch(connection: Any, record: Any) -> None:

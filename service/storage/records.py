@@ -170,7 +170,7 @@ class AliasMove:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit: ``order`` is the request; ``attempt`` counts starts and fences writes."""
+    """A fit. ``order`` is its specification; ``attempt`` counts its starts and fences writes."""
 
     id: str
     workspace: str
@@ -209,7 +209,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Run:
-    """A named run; ``settings`` configure AdaFocal, and are None for a monitor."""
+    """A named run; ``settings`` configures AdaFocal, and is None for a monitor."""
 
     id: str
     workspace: str

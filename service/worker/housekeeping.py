@@ -73,7 +73,7 @@ class Housekeeping:
         ]
 
     def start(self) -> None:
-        """Send the first heartbeat, so that a crash is noticed from now on; start the threads."""
+        """Send the first heartbeat, so that others would notice a crash, and start the threads."""
         self.beat()
         for thread in self._threads:
             thread.start()

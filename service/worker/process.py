@@ -107,7 +107,7 @@ def device_of_slot(slot: int, gpus: int) -> str:
 
 
 def _sign_off(worker: QueueWorker) -> None:
-    """Requeue the current fit, but stop trying after a few seconds if the fit or database hangs."""
+    """Requeue the current fit; give up after a few seconds if the fit or the database hangs."""
     _log.info("worker_restarting" if worker.is_stuck else "worker_leaving", worker=worker.id)
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
     thread.start()

@@ -172,7 +172,7 @@ class QueueWorker:
     def _delete_pending(self, pending: PendingBlobs, versions: Sequence[NewVersion]) -> None:
         """Delete the blobs of versions, unless their rows exist.
 
-        They may exist because a commit can succeed even if its response is lost.
+        The rows may exist because a commit can succeed even if its response is lost.
         """
         with self._database.read() as store:
             is_named = bool(store.calibrators.hashes([one.id for one in versions]))

@@ -241,7 +241,7 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
 
 
 def rows_at_once(layout: Layout) -> int:
-    """Return the number of rows of an array that are read as a block."""
+    """Return how many rows of an array to read at a time."""
     width = max(1, layout.shape[1] if len(layout.shape) > 1 else 1)
     step = max(1, BLOCK // width)
     if layout.fortran:  # a block is one read per column, which should not be tiny

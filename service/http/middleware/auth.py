@@ -175,7 +175,10 @@ def _bearer(scope: Scope) -> str | None:
 
 
 async def _redirect_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """Redirect to the sign-in form, which redirects back: to this page if it was only read."""
+    """Redirect to the sign-in form, which afterwards leads to the requested page.
+
+    If the request would have changed something, the form leads to the page that sent it instead.
+    """
     path = scope["path"]
     target = f"{root_of(path)}{SIGN_IN}"
     if scope["method"] in ("GET", "HEAD"):

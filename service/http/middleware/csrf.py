@@ -85,7 +85,7 @@ def check_keyless(scope: Scope) -> None:
 
 
 def _follows_link(scope: Scope) -> bool:
-    """Return whether a browser tab is following a link to a page; its origin cannot read it."""
+    """Return whether a browser is navigating to a page, which a linking site cannot read."""
     return (
         scope["method"] in ("GET", "HEAD")
         and is_page(scope["path"])

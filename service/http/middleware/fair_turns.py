@@ -24,7 +24,7 @@ class Turns:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, owner: str) -> None:
-        """Wait for a turn that no other request of the owner has."""
+        """Wait for a turn in which no other request of the owner runs."""
         queue = self._queues.get(owner)
         loop = asyncio.get_running_loop()
         if queue is None:

@@ -121,7 +121,7 @@ def roll_back_alias(
     body: RollbackIn | None = None,
     if_match: IfMatch = None,
 ) -> AliasOut:
-    """Undo the last move; repeat to undo the one before. 409 if there is no earlier version."""
+    """Undo the last move; another call undoes the one before it. 409 if none is left."""
     with joined.database.write() as store:
         moved = aliases.roll_back(
             store,

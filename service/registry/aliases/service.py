@@ -106,7 +106,7 @@ def roll_back(
     reason: str = "",
     expected: int | None = None,
 ) -> Alias:
-    """Undo an alias's last move that was not rolled back."""
+    """Undo the last move of an alias that has not been rolled back yet."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
     chosen = rollback_target(store, principal, name, there)

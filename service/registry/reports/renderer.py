@@ -29,7 +29,7 @@ _log = structlog.get_logger("calibrd.rendering")
 
 
 class Drawing(NamedTuple):
-    """A rendering of the report of a version; neither ever changes."""
+    """A rendering of a version's report; both are immutable."""
 
     workspace: str
     version: str
@@ -115,7 +115,7 @@ class Renderer:
         path = self._folder / drawing.file_name
         with suppress(OSError):
             content = path.read_bytes()
-            os.utime(path)  # the files that were not used for the longest time are removed first
+            os.utime(path)  # the least recently used files are removed first
             return content
         return None
 

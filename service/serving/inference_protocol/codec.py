@@ -75,7 +75,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Read an infer request; ``header_length`` is the length of its JSON; None if all is JSON."""
+    """Read an infer request; ``header_length`` is the length of its JSON (None: the whole body)."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(

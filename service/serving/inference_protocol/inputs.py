@@ -61,7 +61,7 @@ class InputTensor:
         return found
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape; raise unless it has an allowed number of dimensions, none empty."""
+        """Return the shape; raise if its number of dimensions is not allowed or one is empty."""
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(

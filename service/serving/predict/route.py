@@ -249,7 +249,7 @@ def _mismatch(served: Served, request: PredictRequest, sent: SentHeaders) -> str
 
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
-    """Return whether decoding a body takes less time than passing it to another thread."""
+    """Return whether a body is decoded faster here than on another thread."""
     is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
     return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 

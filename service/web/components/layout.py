@@ -128,7 +128,7 @@ async def refuse_as_page(request: Request, error: Exception) -> Response:
 
 
 def lead_to(request: Request, path: str, *, status: int = 303) -> RedirectResponse:
-    """Return a redirect to a page of the service; the default status is for processed forms.
+    """Return a redirect to a page of the service, by default for a form that was processed.
 
     The address is relative, so it does not depend on headers such as Host.
     """

@@ -21,7 +21,7 @@ async def reference_page(request: Request) -> Response:
 
 @router.api_route("/openapi.json", methods=["GET", "HEAD"])
 async def openapi(request: Request) -> Response:
-    """Return the OpenAPI document; it is built once, off the event loop, as that takes a while."""
+    """Return the OpenAPI document, which is built once, off the event loop."""
     state = request.app.state
     made = getattr(state, "document", None)
     if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):

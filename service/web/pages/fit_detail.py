@@ -47,7 +47,7 @@ def _advice(code: str) -> str:
 
 
 def result_path(fit: Fit) -> str:
-    """Return the path of the result to go to; empty if there is none, or a recommendation."""
+    """Return the path of the page to go to; empty without versions or with a recommendation."""
     if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"

@@ -107,7 +107,7 @@ def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: 
 
 
 def _check_first(store: Store, caller: Principal, form: Form) -> None:
-    """Raise Conflict if this form was sent before, so that a reload creates no further key."""
+    """Raise Conflict if this form was sent before, so that a reload does not create another key."""
     once = form.text("once")[:LONGEST_ONCE]
     digest = hashlib.sha256(once.encode()).hexdigest()
     if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):

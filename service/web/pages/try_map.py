@@ -116,7 +116,7 @@ def _page(
 
 
 def _results(served: Served, form: Form) -> dict[str, Any]:
-    """Return the template values for the rows in a form, or for the error in these rows."""
+    """Return the template values for the rows in a form, or the error if they are invalid."""
     written = form.text("rows")
     if form.text("example"):
         written = example_row(served.map.k, served.map.kind)
