@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""
-    """URL at which clients reach the S3 server, for signed URLs; empty: the same as the service."""
+    """URL of the S3 server as seen by clients, for signed URLs; empty means that of the service."""
     workers: int = Field(1, ge=0, le=64)
     """Worker processes that `serve` starts alongside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -63,15 +63,15 @@ class Settings(BaseSettings):
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; others wait. A workspace gets half of it."""
+    """Memory for large bodies and responses in flight; more have to wait. A workspace gets half."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
     """Largest JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)
     """Maximum number of classes in a dataset."""
     body_timeout: float = Field(20.0, gt=0)
-    """Seconds without a byte of the body before 408."""
+    """Seconds to wait for the next byte of a body before 408."""
     body_least_rate: int = Field(16384, ge=0)
-    """Minimum average bytes per second of a body after body_timeout."""
+    """Minimum average bytes per second of a body, once body_timeout has passed."""
     body_seconds: float = Field(3600.0, gt=0)
     """Maximum seconds for receiving a whole body; send larger uploads in parts."""
     response_timeout: float = Field(20.0, gt=0)
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     max_waits_per_key: int = Field(256, ge=1)
     """Concurrent event streams and waiting requests per key; more get 429."""
     max_connections_per_address: int = Field(2048, ge=16)
-    """Open connections per address; more close idle ones. Raise this behind a proxy."""
+    """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; more get 429."""
     fit_seconds: float = Field(3600.0, gt=0)

@@ -38,7 +38,7 @@ class ComparisonOut(Body):
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
     dataset: Annotated[
-        str | None, Field(description="dataset compared on; null for the common judged rows")
+        str | None, Field(description="id of the dataset; null for common judged rows")
     ]
     rows: int = Field(description="rows that both versions were measured on", examples=[2000])
     verdict: str | None = Field(examples=["improved"])

@@ -38,7 +38,7 @@ router = APIRouter(
 
 Kind = Annotated[
     KindName | None,
-    Query(description="what the values are; by default, the name of the array in the body"),
+    Query(description="kind of the values; by default, the name of their array defines it"),
 ]
 DeleteAfterFit = Annotated[
     bool, Query(description="delete the dataset when all fits on it have ended")

@@ -36,7 +36,7 @@ class DatasetOut(Body):
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
     segments: Annotated[int | None, Field(description="the number of distinct segments")]
-    features: Annotated[int | None, Field(description="the number of features of a row")]
+    features: Annotated[int | None, Field(description="the number of features per row")]
     has_head: Annotated[bool, Field(description="whether the classification head is stored too")]
     delete_after_fit: bool
     expires_at: datetime | None

@@ -167,7 +167,7 @@ def cancel(store: Store, principal: Principal, id: str) -> Fit:
     found = find(store, principal, id)
     changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
-        raise Conflict("fit_is_final", f"this fit has already {found.status}")
+        raise Conflict("fit_is_final", f"this fit has already ended: its status is {found.status}")
     return changed or found
 
 

@@ -219,7 +219,10 @@ def _infer(suffix: str, which: str) -> Plain:
     responses = _answers("The probabilities", ANSWER, ANSWER_EXAMPLE, *ERRORS)
     length = {"schema": {"type": "integer", "minimum": 0}}
     responses["200"]["headers"] = {
-        LENGTH_HEADER: {"description": "bytes of JSON, if a raw tensor follows it", **length},
+        LENGTH_HEADER: {
+            "description": "length of the JSON in bytes, if a raw tensor follows",
+            **length,
+        },
         "Calibrd-Warning": {"description": "a code and a sentence", "schema": STRING},
     }
     responses["200"]["content"]["application/octet-stream"] = BINARY

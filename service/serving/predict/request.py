@@ -92,7 +92,9 @@ def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
             case _:
                 raise _unknown(name, with_values=with_values)
     if with_values and request.values is None:
-        raise Invalid("missing_parameter", "send the row as logits=2.1,0.3,-1.0 or probabilities=")
+        raise Invalid(
+            "missing_parameter", "send the row as logits=2.1,0.3,-1.0 or as probabilities="
+        )
     return request
 
 
