@@ -1,7 +1,7 @@
 """Errors of the service.
 
 ServiceError
-├── Malformed          bytes that are not in the format that they should have
+├── Malformed          bytes that are not valid in the stated format
 ├── Invalid            input that can be read but breaks a rule
 ├── Unauthenticated    no key, or one that is invalid or revoked
 ├── Forbidden          a valid key without the required scope
@@ -51,7 +51,7 @@ class ServiceError(Exception):
 
 
 class Malformed(ServiceError):
-    """Bytes that are not in the format that they should have."""
+    """Bytes that are not valid in the stated format."""
 
 
 class Invalid(ServiceError):

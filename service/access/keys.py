@@ -224,9 +224,7 @@ class KeyRing:
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:
-            raise Unauthenticated(
-                "key_required", "a key is required since the first one was created"
-            )
+            raise Unauthenticated("key_required", "a key is required now, because one exists")
 
 
 def actor_of(key: Key) -> str:
