@@ -216,7 +216,7 @@ def _submit(
 
     try:
         return submitted(added()), False
-    except NotFound:  # identical content was stored only for another fit, which has ended meanwhile
+    except NotFound:  # identical content was stored only for another fit, which has ended since
         return submitted(added()), False
 
 

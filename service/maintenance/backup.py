@@ -85,7 +85,7 @@ def back_up(
 
 
 class _Copier:
-    """Copies the database and its blobs, and starts over if blobs were deleted meanwhile.
+    """Copies the database and its blobs, and starts over if blobs were deleted in between.
 
     Blobs never change, so copied ones stay valid, and each round leaves less to copy. In the end
     the backup holds a copy of the database and all of its blobs.

@@ -113,7 +113,7 @@ class ConnectionListener:
         self._loop.remove_reader(self._listening)
 
         def resume() -> None:
-            with suppress(OSError, ValueError):  # closed meanwhile
+            with suppress(OSError, ValueError):  # closed in the meantime
                 self._loop.add_reader(self._listening, self._accept)
 
         self._loop.call_later(FULL_SECONDS, resume)

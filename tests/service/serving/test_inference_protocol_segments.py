@@ -147,7 +147,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (both(datatype="FP32", data=[1.5]), b"", 400, "inputs[1].datatype must be one of BYTES"),
         (both(data=[1]), b"", 400, "inputs[1].data of BYTES must contain only strings"),
         (both(datatype="INT8", data=["app"]), b"", 400, "must contain only integers"),
-        (both(datatype="INT8", data=[300]), b"", 400, "inputs[1].data holds numbers outside"),
+        (both(datatype="INT8", data=[300]), b"", 400, "inputs[1].data contains numbers outside"),
         (both(data=["app", "web"]), b"", 400, "must contain 1 values for the shape [1], got 2"),
         (both(data=[["app", "web"]]), b"", 400, "every row of inputs[1].data must be a list of 1"),
         (both(shape=[1, 2], data=["a", "b"]), b"", 400, "inputs[1].shape must be [n] or [n, 1]"),

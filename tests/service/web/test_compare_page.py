@@ -179,7 +179,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
         page = reader.get(PATH)
         check_page(page)
         assert dataset not in page.text
-        assert "a key with the fit scope can measure" in _words(page.text).lower()
+        assert "with a key that has the fit scope, you can compare" in _words(page.text).lower()
         assert "improved" in row_of(page.text, "version 1, temperature")
         assert reader.get(PATH, params={"dataset": dataset}).status_code == 403
 
