@@ -134,7 +134,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "encrypted": ErrorCode(400, "The npz is encrypted."),
     "evaluation_differs": ErrorCode(422, "The evaluation dataset has a different kind or different classes.", page="Choose an evaluation file with output of the same model."),
     "evaluation_is_the_dataset": ErrorCode(422, "The evaluation dataset is the dataset that the fit uses.", "leave out evaluation=: some of the rows are then held out", page="Choose a different evaluation file, or none."),
-    "features_length": ErrorCode(422, "The numbers of rows of features and of logits differ.", page="Give one row of features for each row of logits."),
+    "features_length": ErrorCode(422, "There must be one row of features for each row of values.", page="Give one row of features for each row of logits."),
     "features_not_finite": ErrorCode(422, "Features contain NaN or infinities.", page="Leave these rows out, or find out why the model produced them; float16 overflows beyond 65,504."),
     "file_exists": ErrorCode(422, "The file already exists."),
     "first_key_needs_admin": ErrorCode(409, "The first key ends access without keys, so it needs the admin scope to create others.", "call create_key(name, ['admin']) first"),
