@@ -1,15 +1,15 @@
-# The service as two images that share their layers:
-#   docker build --target api -t calibrd-api:0.1.0 .          serves, takes no fits
-#   docker build --target worker -t calibrd-worker:0.1.0 .    takes fits, on the CPU
-# The worker with torch and CUDA is docker/worker-cuda.Dockerfile; all of it together, docker-compose.yml.
+# The service as two images that share layers:
+#   docker build --target api -t calibrd-api:0.1.0 .          the API, without workers
+#   docker build --target worker -t calibrd-worker:0.1.0 .    a worker that runs fits on the CPU
+# docker/worker-cuda.Dockerfile builds the worker with torch and CUDA; docker-compose.yml runs everything together.
 
 FROM python:3.11-slim-bookworm AS base
 LABEL org.opencontainers.image.title="calibrd" \
       org.opencontainers.image.description="Calibrated probabilities as a versioned, tested contract." \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
-# the only folders that are written to: /data (uploads on their way, or everything in the embedded
-# mode) and /tmp; so the rest of the file system may be read-only
+# only /data (incoming uploads, or everything in embedded mode) and /tmp are written to, so the rest of
+# the file system may be read-only
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp calibrd \
     && install -d -o calibrd -g calibrd /data
 ENV PYTHONDONTWRITEBYTECODE=1 \

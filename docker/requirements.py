@@ -1,6 +1,7 @@
-"""Print the requirements of pyproject.toml: its own, and those of the extras that are named.
+"""Print the requirements in pyproject.toml: its dependencies, and those of the extras given.
 
-The images install them before any source is copied, so that a change of the code is built quickly.
+The images install these before any source is copied, so that an image with changed code builds
+quickly.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from pathlib import Path
 
 
 def requirements(project: Path, extras: list[str]) -> list[str]:
-    """Return the lines for pip."""
-    asked = tomllib.loads(project.read_text())["project"]
-    optional = asked["optional-dependencies"]
-    return [*asked["dependencies"], *(one for extra in extras for one in optional[extra])]
+    """Return the requirements, one line each, in the format of pip."""
+    table = tomllib.loads(project.read_text())["project"]
+    optional = table["optional-dependencies"]
+    return [*table["dependencies"], *(one for extra in extras for one in optional[extra])]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-# A worker for one NVIDIA GPU; run one container for each (docs/how-to/scale.md):
+# A worker for one NVIDIA GPU; run one container per GPU (docs/how-to/scale.md):
 #   docker build -f docker/worker-cuda.Dockerfile -t calibrd-worker-cuda:0.1.0 .
 #   docker run --gpus device=0 -e CALIBRD_DATABASE_URL=... -e CALIBRD_BLOBS_URL=... calibrd-worker-cuda:0.1.0
-# torch brings the CUDA libraries along; the machine needs the driver and NVIDIA's container toolkit.
+# The wheels of torch include the CUDA libraries. The machine needs the driver and NVIDIA's container toolkit.
 
 FROM python:3.11-slim-bookworm AS base
 LABEL org.opencontainers.image.title="calibrd-worker-cuda" \
@@ -35,7 +35,7 @@ RUN pip wheel --no-cache-dir -c constraints.txt --no-deps --no-build-isolation -
 
 FROM base AS worker-cuda
 COPY pyproject.toml constraints.txt docker/requirements.py ./
-# PyTorch's index of wheels for another CUDA than the one on pip's own index; usually not needed
+# URL of PyTorch's wheel index for a CUDA version other than the one on PyPI; usually not needed
 ARG TORCH_INDEX=
 RUN python requirements.py train service charts onnx > requirements.txt \
     && pip install --no-cache-dir -c constraints.txt \
@@ -48,5 +48,5 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=15s --start-period=120s --retries=3 \
     CMD ["python", "-m", "service", "workers", "--here"]
 ENTRYPOINT ["python", "-m", "service"]
-# with a device that is named, a container without its GPU ends instead of working on the CPU
+# because the device is named, a container without a GPU exits instead of using the CPU
 CMD ["worker", "--device", "cuda"]

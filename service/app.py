@@ -64,7 +64,7 @@ from service.web.pages import page_routers
 from service.worker.startup import prepare_database
 from service.worker.supervisor import WorkerSupervisor
 
-MIN_PAUSE = 0.05  # a burst of alias moves causes one refresh
+MIN_PAUSE = 0.05  # between refreshes, so that a burst of alias moves causes only one
 MAX_FORM_BYTES = 1 << 16
 MAX_SMALL_JSON_BYTES = 1 << 21  # bodies without arrays or maps; statistics take up to a megabyte
 MAX_PASTED_BYTES = 1 << 18  # a row of 30,000 classes
@@ -208,7 +208,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _keep_fresh(parts: Parts) -> None:
     """Pick up changes made by other processes, on dedicated threads that nothing else blocks.
 
-    Keys have one of their own: a revoked key must not wait for maps to be loaded.
+    Keys have a thread of their own, so that revoking one never waits for maps to load.
     """
     loop = asyncio.get_running_loop()
     refreshes = (parts.refresh_keys_if_possible, parts.refresh_maps_if_possible)
@@ -270,7 +270,7 @@ def _plain_routes(parts: Parts) -> tuple[Route, list[Route]]:
 
 
 def _body_limit(settings: Settings) -> Callable[[Scope], int]:
-    """Return a function that returns the size limit of a request body in bytes."""
+    """Return a function that maps a request to the size limit of its body in bytes."""
 
     def limit(scope: Scope) -> int:
         path: str = scope["path"]

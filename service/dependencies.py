@@ -63,11 +63,11 @@ class Parts:
         self.maps.refresh()
 
     def refresh_keys_if_possible(self) -> None:
-        """Reload changed keys; if the database is unavailable, keep them until the next refresh."""
+        """Reload changed keys; keep the known ones while the database is unavailable."""
         _if_possible(self.keys.refresh)
 
     def refresh_maps_if_possible(self) -> None:
-        """Follow the aliases that have moved, unless the database is unavailable."""
+        """Reload the aliases that have moved, unless the database is unavailable."""
         _if_possible(self.maps.refresh)
 
     def follow_if_possible(self, caller: Principal, name: str, alias: Alias) -> None:

@@ -1,10 +1,10 @@
 """Errors of the service.
 
 ServiceError
-├── Malformed          bytes that cannot be read as what they claim to be
+├── Malformed          bytes that are not valid in the stated format
 ├── Invalid            input that can be read but breaks a rule
 ├── Unauthenticated    no key, or one that is invalid or revoked
-├── Forbidden          a valid key without the scope
+├── Forbidden          a valid key without the required scope
 ├── NotFound           no such object, or not in this workspace
 ├── Conflict           the request contradicts what is stored
 ├── Stale              the object has changed since the caller last read it
@@ -15,7 +15,7 @@ ServiceError
 ├── NotAcceptable      the response is not available in the requested format
 ├── Unavailable        a part of the service is down; try again
 │   └── NoSpace        there is no room to write
-├── Unusable           a stored map that yields no valid probabilities
+├── Unusable           a stored map that does not yield valid probabilities
 └── Damaged            stored bytes are missing or differ from what was written
     ├── BlobMissing
     └── BlobCorrupt
@@ -51,7 +51,7 @@ class ServiceError(Exception):
 
 
 class Malformed(ServiceError):
-    """Bytes that cannot be read as what they claim to be."""
+    """Bytes that are not valid in the stated format."""
 
 
 class Invalid(ServiceError):
@@ -107,7 +107,7 @@ class NoSpace(Unavailable):
 
 
 class Unusable(ServiceError):
-    """A stored map that yields no valid probabilities: its parameters are out of range."""
+    """A stored map that does not yield valid probabilities: its parameters are out of range."""
 
 
 class Damaged(ServiceError):

@@ -1,4 +1,4 @@
-"""Logs: one line per event on stderr, for structlog and the standard library, without secrets."""
+"""Logs of structlog and the standard library: one line per event on stderr, without secrets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SECRETS_IN_TEXT = (
 
 
 def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
-    """Send every log of this process to stderr in one format; may be called again.
+    """Send all logs of this process to stderr in one format; may be called again.
 
     "auto" is text on a terminal and JSON elsewhere. Libraries log at "warning" and above, unless
     ``level`` is "debug".
@@ -60,7 +60,7 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     root.setLevel(threshold)
     for name, library_level in _LIBRARY_LEVELS.items():
         library = logging.getLogger(name)
-        # some libraries add a handler if they have none, so each gets ours
+        # some libraries add a handler if they have none, so each is given this one
         library.handlers[:] = [handler]
         library.propagate = False
         library.setLevel(threshold if threshold <= logging.DEBUG else max(threshold, library_level))

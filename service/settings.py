@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 MEGABYTE = 1 << 20
 HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
-# every variable that the SDK reads; a test checks them against its sources and the docs
+# all variables that the SDK reads; a test checks them against its sources and the docs
 SDK_VARIABLES = ("CALIBRD_API_KEY", "CALIBRD_CACHE_DIR", "CALIBRD_STATE_DIR", "CALIBRD_URL")
 # variables that are not settings: those of the SDK, the supervisor's workers and the tests
 OTHER_VARIABLES = re.compile(rf"{'|'.join(SDK_VARIABLES)}|CALIBRD_(SUPERVISOR|SLOT|TEST_.*)")
@@ -39,15 +39,15 @@ class Settings(BaseSettings):
     database_url: str = ""
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     database_seconds: float = Field(3.0, ge=1)
-    """Seconds a call may wait for PostgreSQL, or a statement may take on SQLite, before 503."""
+    """Seconds that a call waits for PostgreSQL, or an SQLite statement may take, before 503."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""
-    """URL at which clients reach the S3 server, for signed URLs; empty means the service's."""
+    """URL of the S3 server as seen by clients, for signed URLs; empty means that of the service."""
     workers: int = Field(1, ge=0, le=64)
     """Worker processes that `serve` starts alongside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
+    """Minimum level of log events."""
     log_format: Literal["auto", "json", "console"] = "auto"
     """One JSON object per line, or readable text; auto is text on a terminal, JSON elsewhere."""
     max_upload_bytes: int = Field(4096 * MEGABYTE, ge=1024)
@@ -57,23 +57,23 @@ class Settings(BaseSettings):
     max_open_uploads: int = Field(200, ge=1)
     """Maximum number of uncommitted uploads in parts per workspace."""
     max_open_upload_bytes: int = Field(0, ge=0)
-    """Maximum total bytes of the parts of these uploads; 0 means 4 times max_upload_bytes."""
+    """Maximum total bytes of uncommitted parts per workspace; 0 means 4 times max_upload_bytes."""
     max_workspace_bytes: int = Field(0, ge=0)
     """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; others wait. A workspace gets half of it."""
+    """Memory for large bodies and responses in flight; more have to wait. A workspace gets half."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
-    """Largest JSON or CSV body; use npy, npz or safetensors beyond that."""
+    """Largest JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)
     """Maximum number of classes in a dataset."""
     body_timeout: float = Field(20.0, gt=0)
-    """Seconds without a byte of the body before 408."""
+    """Seconds to wait for the next byte of a body before 408."""
     body_least_rate: int = Field(16384, ge=0)
-    """Minimum average bytes per second of a body after body_timeout."""
+    """Minimum average bytes per second of a body, once body_timeout has passed."""
     body_seconds: float = Field(3600.0, gt=0)
-    """Maximum seconds that a body may take; send larger uploads in parts."""
+    """Maximum seconds for receiving a whole body; send larger uploads in parts."""
     response_timeout: float = Field(20.0, gt=0)
     """Seconds after which a client that is not reading its response is disconnected."""
     max_requests_per_key: int = Field(256, ge=1)
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     sweep_hours: float = Field(24.0, ge=0)
     """Hours (at least 2) after which orphaned blobs are deleted; 0 keeps them."""
     idempotency_hours: float = Field(24.0, gt=0)
-    """Hours that an Idempotency-Key is remembered."""
+    """Hours for which an Idempotency-Key is remembered."""
     refresh_seconds: float = Field(1.0, gt=0, le=60)
     """Seconds between two checks for moved aliases and changed keys."""
     map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     render_seconds: float = Field(20.0, gt=0)
     """Time limit for drawing a report."""
     help_dir: Path = Path("site")
-    """Folder of the documentation that `make docs` builds, served at /help if it exists."""
+    """Folder with the documentation built by `make docs`; served at /help if it exists."""
 
     @field_validator("database_url")
     @classmethod
@@ -135,14 +135,14 @@ class Settings(BaseSettings):
 
     @cached_property
     def database(self) -> str:
-        """The database's URL."""
+        """The URL of the database."""
         if self.database_url:
             return self.database_url
         return f"sqlite:///{quote(str(self.data_dir.resolve() / 'calibrd.db'))}"
 
     @cached_property
     def blobs(self) -> str:
-        """The blob store's URL."""
+        """The URL of the blob store."""
         return self.blobs_url or (self.data_dir.resolve() / "blobs").as_uri()
 
     @cached_property
@@ -162,7 +162,7 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
 
 
 def unknown_variables(names: Iterable[str]) -> dict[str, str | None]:
-    """Return variables that look like settings but are not, each with the closest setting.
+    """Return variables that look like settings but are not, each with the most similar setting.
 
     >>> unknown_variables(["CALIBRD_DATADIR", "CALIBRD_PORT", "CALIBRD_XYZ", "HOME"])
     {'CALIBRD_DATADIR': 'CALIBRD_DATA_DIR', 'CALIBRD_XYZ': None}

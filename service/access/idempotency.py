@@ -26,7 +26,7 @@ def check_key(key: str | None) -> str | None:
 def answered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the stored response to an equal request with this key; None if there is none."""
+    """Return the stored response to the same request with this key; None if there is none."""
     found = None if key is None else store.idempotency.find(principal.workspace, key)
     if found is None:
         return None
@@ -34,7 +34,7 @@ def answered(
     if request_sha256 != _digest(request):
         raise Invalid(
             "idempotency_key_reused",
-            "this Idempotency-Key was used for a different request before: use a new one",
+            "this Idempotency-Key was already used for a different request: use a new one",
         )
     return answer
 
@@ -46,7 +46,7 @@ def keep(
     request: dict[str, Any],
     answer: dict[str, Any],
 ) -> None:
-    """Store the response, in the transaction that did the work."""
+    """Store the response, in the same transaction as the work."""
     if key is None:
         return
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):

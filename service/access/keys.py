@@ -1,4 +1,4 @@
-"""API keys ``cal_<id>_<secret>``: create, revoke, rotate, and check from memory."""
+"""API keys ``cal_<id>_<secret>``: create, revoke, rotate, and check in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def create(
 ) -> NewKey:
     """Create a key of a workspace, valid for ``days`` or until it is revoked.
 
-    The very first key ends open access, so it must be able to create others.
+    The very first key ends open access, so it needs the admin scope to create others.
     """
     if not scopes:
         raise Invalid("no_scopes", f"a key needs at least one scope: {', '.join(Scope)}")
@@ -100,10 +100,10 @@ def find(store: Store, workspace: str, id: str) -> Key:
 
 
 def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
-    """Revoke a key; revoking it twice is not an error.
+    """Revoke a key; revoking it again is not an error.
 
-    The last valid key with the admin scope is only revoked with ``even_last``: without it nobody
-    could manage the workspace over HTTP.
+    The last valid key with the admin scope is only revoked with ``even_last``: without this key,
+    nobody could manage the workspace over HTTP.
     """
     if not even_last and is_last_admin(store, workspace, id):
         raise Conflict(
@@ -123,9 +123,9 @@ def is_last_admin(store: Store, workspace: str, id: str) -> bool:
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """Create a copy of a key with the same lifetime; the old key ends after the grace time."""
+    """Create a copy of a key with the same lifetime; the old key ends after the grace period."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
-        raise Invalid("bad_grace", f"the grace time must be 0 to {MAX_GRACE_HOURS} hours")
+        raise Invalid("bad_grace", f"the grace period must be 0 to {MAX_GRACE_HOURS} hours")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Conflict("key_is_final", "a key that was revoked or has expired cannot be rotated")
@@ -137,12 +137,12 @@ def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewK
 
 
 def is_valid(key: Key, at: float) -> bool:
-    """Return whether a key may be used at a time."""
+    """Return whether a key is valid at a given time."""
     return key.revoked_at is None and (key.expires_at is None or at < key.expires_at)
 
 
 class KeyRing:
-    """All keys in memory: checking one needs no database, and works while it is down."""
+    """All keys, kept in memory so that they can be checked while the database is down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -154,7 +154,7 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Reload the keys of workspaces that have changed, and store when keys were last used."""
+        """Reload the keys of workspaces whose keys changed; store when keys were last used."""
         with self._lock:
             with self._database.read() as store:
                 states = store.keys.states()
@@ -172,7 +172,7 @@ class KeyRing:
                     store.keys.used(dict(used))
 
     def _replace(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
-        """Replace the keys of workspaces that have changed, and keep all others."""
+        """Replace the keys of the changed workspaces, and keep all others."""
         keys = {
             key.id: key
             for key in self._keys.values()
@@ -189,7 +189,7 @@ class KeyRing:
 
     @property
     def anyone(self) -> Principal:
-        """The caller if no keys are needed."""
+        """The caller of every request while no keys are needed."""
         if self._anyone is None:
             raise Unavailable("not_ready", "the service is starting: try again")
         return self._anyone
@@ -209,7 +209,7 @@ class KeyRing:
         return key.id
 
     def admit(self, id: str) -> Principal:
-        """Return the caller of a key; raise Unauthenticated if it is not valid."""
+        """Return the caller that a key belongs to; raise Unauthenticated if it is not valid."""
         key, now = self._keys.get(id), time.time()
         if key is None:
             raise Unauthenticated("invalid_key", "unknown key")
@@ -224,11 +224,11 @@ class KeyRing:
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:
-            raise Unauthenticated("key_required", "a key is required, because keys exist now")
+            raise Unauthenticated("key_required", "a key is required now, because one exists")
 
 
 def actor_of(key: Key) -> str:
-    """Return the name of a key's user in histories."""
+    """Return the name under which a key's user appears in histories."""
     return f"{key.name} (key {key.id})"
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a key may do; every key may read calibrators, versions, reports and runs."""
+    """Permissions of a key; every key may read calibrators, versions, reports and runs."""
 
     PREDICT = "predict"  # apply maps over HTTP
     FIT = "fit"  # upload datasets, start and cancel fits, register versions, report runs
@@ -29,7 +29,7 @@ class Principal:
 
     @property
     def owner(self) -> str:
-        """The owner whose share of the service's resources a request counts against."""
+        """The name under which the requests of this caller are counted against its limits."""
         return self.key or self.actor
 
     def may(self, scope: Scope) -> bool:

@@ -10,10 +10,10 @@ from service.storage.store import Store
 
 
 class Quota:
-    """The maximum bytes of one workspace: datasets, versions and runs together.
+    """Storage limit of one workspace, in bytes: datasets, versions and runs together.
 
-    If ``most_bytes`` is 0, the limit is a share of the disk of ``folder``; without a folder,
-    because the bytes go to a bucket, there is no limit.
+    If ``most_bytes`` is 0, the limit is a share of the disk that holds ``folder``. If blobs are
+    stored in a bucket, ``folder`` is None and there is no limit.
     """
 
     def __init__(self, most_bytes: int, folder: Path | None) -> None:
@@ -38,7 +38,7 @@ class Quota:
         if stored + more > self._most_bytes + reserve:
             raise TooLarge(
                 "workspace_full",
-                f"this workspace stores {stored} bytes, and this would exceed its limit of "
+                f"this workspace stores {stored} bytes, and this request would exceed its limit of "
                 f"{self._most_bytes}: delete datasets, or raise max_workspace_bytes",
                 limit=self._most_bytes,
             )

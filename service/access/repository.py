@@ -32,13 +32,13 @@ class Keys(Repository):
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
 
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
-        """Return the ids that belong to workspaces."""
+        """Return those of the ids that belong to a workspace."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:
-        """Return the bytes that a workspace stores: datasets, versions and runs.
+        """Return how many bytes a workspace stores: datasets, versions and runs.
 
-        A dataset counts DATASET_ROOM more than its bytes, for its row, file and folder.
+        Each dataset counts DATASET_ROOM extra bytes for its row, file and folder.
         """
         size = func.coalesce(datasets.c.bytes, datasets.c.part_bytes)
         sizes = (
@@ -105,7 +105,7 @@ class Keys(Repository):
         return self._all(Key, chosen.order_by(*order).limit(limit))
 
     def of_workspaces(self, ids: Collection[str]) -> list[Key]:
-        """Return the keys of some workspaces."""
+        """Return the keys of the given workspaces."""
         return self._all(Key, select(keys).where(keys.c.workspace.in_(ids)))
 
     def live(self, workspace: str) -> list[Key]:
@@ -128,7 +128,7 @@ class Keys(Repository):
             self._execute(delete(keys).where(keys.c.id.in_(surplus)))
 
     def states(self) -> dict[str, tuple[object, ...]]:
-        """Return, by workspace, a state that changes whenever one of its keys does."""
+        """Return a state for each workspace that changes whenever one of its keys does."""
         facts = (
             func.count(),
             func.count(keys.c.revoked_at),
@@ -196,7 +196,7 @@ class Idempotency(Repository):
 
 
 class SessionRepository(Repository):
-    """Sessions by the SHA-256 of their tokens."""
+    """Dashboard sessions, identified by the SHA-256 of their tokens."""
 
     def add(self, token_sha256: str, key: str, seconds: float) -> None:
         """Add a session for a key; the session expires after ``seconds``."""

@@ -31,7 +31,7 @@ def list_keys(joined: Joined, caller: Caller, limit: Limit = 50, cursor: Cursor 
 def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
     """Create a key and show its token once; only its hash is stored.
 
-    The first key ends open access.
+    Once the first key exists, every request needs a key.
     """
     with joined.database.write() as store:
         scopes = [Scope(one) for one in body.scopes]
@@ -42,7 +42,7 @@ def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
 
 @router.delete("/{id}", summary="Revoke a key")
 def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
-    """Revoke a key, in this process at once and in others within seconds."""
+    """Revoke a key: immediately in this process, within seconds in others."""
     with joined.database.write() as store:
         ended = keys.revoke(store, caller.workspace, id)
     joined.refresh_keys_if_possible()
@@ -53,7 +53,7 @@ def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
 def rotate_key(
     joined: Joined, caller: Caller, id: openapi.KeyId, body: RotateIn | None = None
 ) -> NewKeyOut:
-    """Create a key with the same name and scopes; the old one works until the grace time ends."""
+    """Create a key with the same name and scopes; the old one stays valid for the grace period."""
     with joined.database.write() as store:
         grace = (body or RotateIn()).grace_hours
         new = keys.rotate(store, caller.workspace, id, grace_hours=grace)

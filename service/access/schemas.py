@@ -23,7 +23,7 @@ class KeyIn(RequestBody):
 
 
 class RotateIn(RequestBody):
-    """The time for which the old key keeps working."""
+    """How long the old key stays valid."""
 
     grace_hours: Annotated[float, Field(ge=0, le=MAX_GRACE_HOURS, examples=[24])] = 24.0
 
@@ -41,7 +41,7 @@ class KeyOut(Body):
 
     @classmethod
     def of(cls, key: records.Key) -> KeyOut:
-        """Return the response for a key."""
+        """Return the response body for a key."""
         return cls(
             id=key.id,
             name=key.name,
@@ -61,5 +61,5 @@ class NewKeyOut(Body):
 
     @classmethod
     def of(cls, new: NewKey) -> NewKeyOut:
-        """Return the response for a new key."""
+        """Return the response body for a new key."""
         return cls(key=KeyOut.of(new.key), token=new.token)

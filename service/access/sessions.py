@@ -20,7 +20,7 @@ LONGEST_TOKEN = 100
 
 
 class Sessions:
-    """Sessions, looked up in the database each time, so that they end in all processes at once."""
+    """Sessions, looked up in the database each time so that they end in all processes at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -47,7 +47,7 @@ class Sessions:
 
 
 def form_token(token: str) -> str:
-    """Return the token in a session's forms that prevents cross-site request forgery.
+    """Return the token that protects a session's forms from cross-site request forgery.
 
     >>> form_token("a") == form_token("a") != form_token("b")
     True

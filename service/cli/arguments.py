@@ -28,7 +28,7 @@ from service.worker.supervisor import SUPERVISOR
 
 MISUSED = 2
 
-# its return value, if any, is the exit status
+# the return value, if any, is the exit status
 Command = Callable[[Settings, argparse.Namespace], int | None]
 
 
@@ -83,7 +83,7 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queue"))
     listing = verb("workers", list_workers, "list the live workers")
     listing.add_argument("--here", action="store_true", help="list only workers on this machine")
-    verb("migrate", migrate, "bring the database up to date, and exit")
+    verb("migrate", migrate, "upgrade the database to the current schema, and exit")
     managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
     writing = "back up the embedded database and its blobs while the service is running"
@@ -97,7 +97,9 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     sweeping = verb("sweep", sweep_up, "delete orphaned blobs")
     sweeping.add_argument("--dry-run", action="store_true", help="only list the blobs")
     sweeping.add_argument(
-        "--adopt", action="store_true", help="take over a store last swept for another database"
+        "--adopt",
+        action="store_true",
+        help="take over a store that was last swept for another database",
     )
     return parser
 
@@ -130,7 +132,7 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"queue to serve, may be repeated; by default {QUEUES[0]}, or both with a GPU",
+        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both queues with a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 
@@ -147,13 +149,13 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "--workspace", default="default", help="workspace; `create` adds it if it is new"
     )
-    keys.add_argument("--name", default="unnamed", help="what the key is for")
+    keys.add_argument("--name", default="unnamed", help="name that says what the key is for")
     keys.add_argument(
         "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
     )
     keys.add_argument(
-        "--days", type=float, help="days that the key is valid; by default until revoked"
+        "--days", type=float, help="lifetime of the key in days; by default it never expires"
     )
     keys.add_argument(
-        "--grace-hours", type=float, default=24.0, help="hours that the old key stays valid"
+        "--grace-hours", type=float, default=24.0, help="how many hours the old key stays valid"
     )

@@ -22,7 +22,7 @@ from service.worker.identity import is_of_this_machine
 
 
 def migrate(settings: Settings, _options: argparse.Namespace) -> None:
-    """Bring the database up to date."""
+    """Upgrade the database to the current schema."""
     prepared(settings).close()
     say("the database is up to date")
 
@@ -36,7 +36,7 @@ def work(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def list_workers(settings: Settings, options: argparse.Namespace) -> int:
-    """List the live workers; return 1 if there are none. The database is only read."""
+    """List the live workers; return 1 if there are none. The database is not changed."""
     with (
         database_explained(),
         closing(Database(settings.database)) as database,
@@ -53,7 +53,7 @@ def list_workers(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
-    """Delete orphans, or only list them."""
+    """Delete orphaned blobs; with ``--dry-run``, only list them."""
     if not settings.sweep_hours:
         raise Invalid(
             "no_grace", "--sweep-hours is 0, which keeps all blobs: set the minimum age of orphans"

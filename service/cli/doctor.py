@@ -37,7 +37,9 @@ def doctor(settings: Settings, options: argparse.Namespace) -> int:
     else:
         say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         if check.orphans:
-            say_note("orphan blobs are harmless; `sweep` deletes them, as do workers every hour")
+            say_note(
+                "orphan blobs are harmless: workers delete them every hour, and so does `sweep`"
+            )
     return UNHEALTHY if count else 0
 
 

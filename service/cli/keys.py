@@ -39,7 +39,8 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
                 if keys.is_last_admin(store, workspace, options.id):
                     command = command_to_paste(options, "keys create --scopes admin")
                     say_note(
-                        f"warning: this was the last key with scope admin; create one: {command}"
+                        "warning: this was the last key with scope admin; "
+                        f"create another: {command}"
                     )
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
@@ -66,7 +67,7 @@ def _show_new(new: keys.NewKey) -> None:
     say(new.token)
     scopes = ", ".join(new.key.scopes)
     plural = "s" if len(new.key.scopes) > 1 else ""
-    say_note(f"key {new.key.id} with scope{plural} {scopes}; it is shown only once, so save it")
+    say_note(f"key {new.key.id} with scope{plural} {scopes}; save it now: it is shown only once")
 
 
 def _list(store: Store, workspace: str, options: argparse.Namespace) -> None:

@@ -39,7 +39,7 @@ def existing(settings: Settings) -> Database:
 
 @contextmanager
 def database_explained() -> Iterator[None]:
-    """Turn database errors into one that says what to check."""
+    """Turn any database error into one that says what to check."""
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
@@ -47,7 +47,7 @@ def database_explained() -> Iterator[None]:
         raise Invalid(
             "no_database",
             f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "
-            "user may write to it, and --database-url",
+            "user may write to it, and that --database-url is right",
         ) from error
 
 

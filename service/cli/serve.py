@@ -71,7 +71,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> None:
     server.greeting = welcome(settings, port)
     server.end_waiting = app.state.parts.end_waiting
     server.run(sockets=[listener])
-    # the interpreter waits for threads that still work, such as on a large upload
+    # at exit the interpreter waits for busy threads, such as one that checks a large upload
     forced = threading.Timer(EXIT_SECONDS, os._exit, (0,))
     forced.daemon = True
     forced.start()
@@ -127,7 +127,7 @@ def _allow_many_connections() -> None:
 def _reduce_garbage_collection() -> None:
     """Exempt loaded objects from garbage collection, and collect less often.
 
-    Nothing is served during a collection; with thousands of connections a full one takes most of
+    All requests wait during a collection; with thousands of connections, a full one takes most of
     a second.
     """
     gc.collect()
@@ -136,7 +136,7 @@ def _reduce_garbage_collection() -> None:
 
 
 def _check_exposure(settings: Settings, database: Database, options: argparse.Namespace) -> None:
-    """Raise Invalid if other machines could connect although there is no key."""
+    """Raise Invalid if there is no key but other machines could connect."""
     if settings.is_loopback:
         return
     with database.read() as store:

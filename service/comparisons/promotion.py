@@ -36,8 +36,8 @@ def promote(
 ) -> Moved:
     """Point an alias at a version; see `aliases.move`.
 
-    The judged rows of both versions are read outside the transaction; if the alias moves in
-    the meantime, this starts over.
+    The judged rows of both versions are read outside the transaction. If the alias moves in the
+    meantime, the comparison is repeated.
     """
     check_alias(alias)
     for _ in range(TRIES):
@@ -62,13 +62,13 @@ def promote(
                 expected=expected,
                 change=change,
             )
-    raise Stale("alias_has_moved", f"{alias!r} keeps being moved by other callers: try again")
+    raise Stale("alias_has_moved", f"other callers keep moving {alias!r}: try again")
 
 
 def measured_change(
     blobs: Blobs, principal: Principal, name: str, before: Version | None, after: Version
 ) -> AccuracyChange | None:
-    """Return the change in accuracy on the rows that both versions were judged on, if any."""
+    """Return the change in accuracy on the common judged rows; None if there are too few."""
     if before is None or before.number == after.number:
         return None
     if not Pair(name, before, after).has_judged_rows:

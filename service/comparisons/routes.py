@@ -37,7 +37,9 @@ class ComparisonOut(Body):
     calibrator: str = Field(examples=["fashion"])
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
-    dataset: Annotated[str | None, Field(description="null for common judged rows")]
+    dataset: Annotated[
+        str | None, Field(description="id of the dataset; null for common judged rows")
+    ]
     rows: int = Field(description="rows that both versions were measured on", examples=[2000])
     verdict: str | None = Field(examples=["improved"])
     no_verdict: Annotated[str | None, Field(description="why there is no verdict")]

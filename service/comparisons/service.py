@@ -1,4 +1,4 @@
-"""Compare two versions on the same rows: the effect of the second, with intervals.
+"""Compare two versions on the same rows: the effect of changing to the second, with intervals.
 
 Versions are compared on the held-out rows that both were judged on, or on a dataset.
 There is no verdict on rows that a version was fitted on.
@@ -68,8 +68,8 @@ class Comparison:
 
     ``dataset`` is None for rows that both versions were judged on; otherwise ``rows`` is the
     number of rows in the dataset, and the report may cover a uniform sample of them.
-    ``no_verdict`` says why the report has no verdict. ``content`` has the response body once it
-    was made.
+    ``no_verdict`` says why the report has no verdict. ``content`` holds the response body once it
+    has been encoded.
     """
 
     report: Report
@@ -236,7 +236,7 @@ def judged_rows(blobs: Blobs, principal: Principal, version: Version) -> JudgedR
 
 
 def default_dataset(store: Store, principal: Principal, pair: Pair) -> Dataset | None:
-    """Return the evaluation dataset of either fit that neither version was fitted on, if any."""
+    """Return an evaluation dataset of the two fits that neither version was fitted on, if any."""
     for one in (pair.second, pair.first):
         fit = None if one.fit is None else store.fits.get(one.fit, principal.workspace)
         if fit is None or fit.evaluation is None:
@@ -253,7 +253,7 @@ def suits(dataset: Dataset, version: Version) -> bool:
 
 
 def was_fitted_on(pair: Pair, dataset: Dataset) -> bool:
-    """Return whether either version was fitted on the bytes of a dataset."""
+    """Return whether either version was fitted on a dataset with the same bytes."""
     return any(JudgedVersion(one, None).has_seen(dataset) for one in (pair.first, pair.second))
 
 

@@ -58,7 +58,7 @@ class Watcher(Generic[Key, Item]):
         return latest
 
     def wake(self) -> None:
-        """Read now instead of after the usual pause: something has changed."""
+        """Poll now instead of after the usual pause, because something has changed."""
         self._woken.set()
 
     def stop(self) -> None:

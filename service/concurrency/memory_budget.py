@@ -30,8 +30,9 @@ class _Waiter:
 class MemoryBudget:
     """Let calls proceed while their total memory stays within ``total`` bytes.
 
-    One owner (a workspace) gets at most half of them, so that it cannot block the others. A call
-    that needs more counts as half: it runs when its owner holds nothing else. Owners take turns.
+    One owner (a workspace) gets at most half of the total, so that it cannot block the others. A
+    call that needs more than that counts as half: it runs when its owner holds nothing else.
+    Owners take turns.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class MemoryBudget:
             raise self._refusal()
 
     def grow_now(self, owner: str, held: int, size: int) -> bool:
-        """Hold ``size`` bytes if there is room now; return whether there was."""
+        """Hold ``size`` bytes if there is room now; return False if there is none."""
         if self._waiting or not self._has_room(owner, held, size):
             return False
         self._held[owner] += size - held
@@ -164,7 +165,7 @@ class MemoryHold:
             self._size = size
 
     def grow_now(self, size: int) -> bool:
-        """Hold at least ``size`` bytes if there is room now; return whether there was."""
+        """Hold at least ``size`` bytes if there is room now; return False if there is none."""
         size = min(size, self._budget.share)
         if size <= self._size:
             return True
@@ -184,8 +185,8 @@ class MemoryHold:
 class CallMemory:
     """The memory budgets for calls in a process: incoming bodies, work, and outgoing responses.
 
-    Each has its own budget. A client that sends or reads slowly only holds what it sends or
-    reads, and a call that holds memory for work never waits for a client.
+    Each has its own budget, so a slow client only occupies memory for the body that it sends or
+    reads. A call that holds memory for work never waits for a client.
     """
 
     def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:

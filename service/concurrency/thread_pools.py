@@ -29,8 +29,8 @@ _parsing = threading.RLock()
 def parsing_turn(size: int) -> Iterator[None]:
     """Wait until no other thread is parsing a large JSON document.
 
-    Each such call holds the GIL for a tenth of a second, and would pass it to the next one while
-    the event loop waits for all of them.
+    Parsing such a document holds the GIL for a tenth of a second. Several threads would pass the
+    GIL to each other, and the event loop would have to wait for all of them.
     """
     if size <= SMALL_BYTES:
         yield
@@ -131,7 +131,7 @@ class FairExecutor:
         loop = asyncio.get_running_loop()
 
         def done(_: Future[Any]) -> None:
-            # if the caller leaves, its thread is only free once the call has ended
+            # if the caller is cancelled, its thread stays busy until the call ends
             with suppress(RuntimeError):  # the loop has ended, and with it all waiting calls
                 loop.call_soon_threadsafe(self._release, owner, mine)
 

@@ -54,10 +54,10 @@ class UploadLimits:
 
 
 class PartUploads:
-    """The use cases of uploads in parts.
+    """Operations on uploads in parts.
 
-    A part's row describes the expected bytes; only the store knows whether they have arrived,
-    because parts may be sent directly to it.
+    The row of a part only describes the expected bytes. Whether they have arrived is looked up in
+    the store, because parts may be sent directly to it.
     """
 
     def __init__(
@@ -213,7 +213,10 @@ class PartUploads:
     def _check_room(
         self, store: Store, dataset: Dataset, more: int, *, is_recorded: bool = False
     ) -> None:
-        """Raise TooLarge unless an upload may grow by ``more`` bytes, already recorded or not."""
+        """Raise TooLarge unless an upload may grow by ``more`` bytes.
+
+        With ``is_recorded``, the database already counts these bytes.
+        """
         if more <= 0:
             return
         unrecorded = 0 if is_recorded else more
@@ -232,8 +235,8 @@ class PartUploads:
     def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
         """Record the expected parts, and delete the bytes of the parts that they replace.
 
-        Raise TooLarge, and change nothing, if there are more bytes than allowed; a part that
-        replaces another counts in its place.
+        Raises TooLarge, and changes nothing, if the upload would have more bytes than allowed.
+        Replaced parts are not counted.
         """
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
@@ -253,7 +256,7 @@ class PartUploads:
                 self._blobs.delete(_key(dataset, old))
 
     def _sizes(self, dataset: Dataset) -> dict[str, int]:
-        """Return the sizes of the parts in the store by key."""
+        """Return the sizes of the parts in the store, by their keys."""
         prefix = parts_prefix(dataset.workspace, dataset.id)
         return {blob.key: blob.bytes for blob in self._blobs.list(prefix)}
 
@@ -281,7 +284,7 @@ class PartUploads:
             if current is None or current.sha256 != facts["sha256"]:
                 self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
             raise Conflict(
-                "upload_changed", "parts were sent while others were being joined: commit again"
+                "upload_changed", "parts were sent while the parts were being joined: commit again"
             )
         if completed is not None:
             return Added(completed, is_new=True)
@@ -301,7 +304,7 @@ class PartUploads:
         if known is None:
             raise Conflict(
                 "upload_changed",
-                "this upload has been deleted, or committed with different parts: check it",
+                "this upload was deleted, or committed with different parts: check its status",
             )
         return Added(known, is_new=False)
 
@@ -349,6 +352,6 @@ def _check_size_of(part: Part, bytes: int) -> None:
 def _differs(part: Part, how: str) -> Conflict:
     return Conflict(
         "part_differs",
-        f"part {part.number} differs from its announcement: {how}; send that part again",
+        f"part {part.number} is not as announced: {how}; send that part again",
         number=part.number,
     )

@@ -13,7 +13,7 @@ from service.storage.records import OPEN, Dataset, FitStatus, Kind, Part
 from service.storage.repository import After, Repository, now
 from service.storage.tables import datasets, fits, parts
 
-FORGOTTEN_AT_ONCE = 1000  # datasets per query
+FORGOTTEN_AT_ONCE = 1000  # datasets deleted per query
 UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
 
 
@@ -66,7 +66,7 @@ class Datasets(Repository):
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
     def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
-        """Return the newest complete, unexpired datasets of a kind and number of classes."""
+        """Return the newest complete, unexpired datasets with this kind and number of classes."""
         is_current = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
         alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
         mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)
@@ -85,7 +85,7 @@ class Datasets(Repository):
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Keep a dataset that was sent again for the longer of both retention periods."""
+        """Keep a dataset that was sent again for the longer of the two retention periods."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds
@@ -98,7 +98,7 @@ class Datasets(Repository):
         )
 
     def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
-        """Return the SHA-256 of each existing dataset in ``ids``, None during its upload."""
+        """Return the SHA-256 of each existing dataset in ``ids``; None while it is uploaded."""
         chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
         return {row.id: row.sha256 for row in self.session.execute(chosen)}
 
@@ -114,7 +114,7 @@ class Datasets(Repository):
     def expired(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
         """Return expired datasets that no unfinished fit needs, and abandoned uploads.
 
-        Round-robin over workspaces, oldest datasets first.
+        They alternate between workspaces, with the oldest of each first.
         """
         is_abandoned = datasets.c.sha256.is_(None) & (
             datasets.c.created_at < now() - UPLOAD_SECONDS
@@ -136,12 +136,12 @@ class Datasets(Repository):
         return self.session.scalar(chosen) or 0
 
     def open_bytes(self, workspace: str) -> int:
-        """Return the bytes of all parts of uploads that are not committed."""
+        """Return the total size in bytes of the parts of uploads that are not committed."""
         total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
         return int(self.session.scalar(total) or 0)
 
     def bytes_of_parts(self, id: str) -> int:
-        """Return the bytes of all parts of an upload."""
+        """Return the total size in bytes of the parts of an upload."""
         total = select(datasets.c.part_bytes).where(datasets.c.id == id)
         return int(self.session.scalar(total) or 0)
 
@@ -168,9 +168,9 @@ class Datasets(Repository):
 def needed_by_fits(
     dataset: Any, statuses: Collection[FitStatus] | None = None
 ) -> ColumnElement[bool]:
-    """Return the condition that a fit (in one of ``statuses``) uses a dataset.
+    """Return an SQL condition: some fit (in one of ``statuses``, if given) uses the dataset.
 
-    Each column has its own index, and therefore its own subquery.
+    Each of the two columns has its own index, and therefore its own subquery.
     """
 
     def has(column: ColumnElement[str | None]) -> ColumnElement[bool]:
@@ -183,7 +183,7 @@ def needed_by_fits(
 
 
 def in_turns(chosen: ColumnElement[bool], limit: int) -> Select[Any]:
-    """Select chosen datasets: the oldest of each workspace, then the second oldest, and so on."""
+    """Select datasets round-robin: the oldest of each workspace, then the second oldest, etc."""
     own = func.row_number().over(partition_by=datasets.c.workspace, order_by=datasets.c.created_at)
     turn = own.label("turn")
     ranked = select(*datasets.c, turn).where(chosen).subquery()

@@ -38,14 +38,14 @@ router = APIRouter(
 
 Kind = Annotated[
     KindName | None,
-    Query(description="what the values are; by default, the name of the array in the body"),
+    Query(description="kind of the values; by default, the name of their array defines it"),
 ]
 DeleteAfterFit = Annotated[
     bool, Query(description="delete the dataset when all fits on it have ended")
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep the dataset; default: a service setting"),
+    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default a setting decides"),
 ]
 
 
@@ -55,7 +55,7 @@ Days = Annotated[
     summary="Upload a dataset, or open an upload in parts",
     openapi_extra=DATASET_BODY,
     responses={200: {"model": DatasetOut, "description": "The bytes were already stored"}},
-    response_description="Stored, or an upload was opened",
+    response_description="The dataset was stored, or an upload was opened",
 )
 async def create_dataset(
     request: Request,
@@ -69,10 +69,10 @@ async def create_dataset(
 ) -> DatasetOut:
     """Check the body and store it under its SHA-256.
 
-    Send arrays `logits` (or `probabilities`) and `labels` in any format except npy; optional
-    `segments` name the segment of each row (safetensors: as integers); optional `features` are the
-    input to the model's last layer, and `head_weight` and `head_bias` that layer. Identical content
-    is stored only once: the response is then 200 with the existing dataset.
+    Send the arrays `logits` (or `probabilities`) and `labels` in any format except npy. Optional
+    arrays: `segments`, the segment of each row (in safetensors an integer); `features`, the input
+    to the model's last layer; `head_weight` and `head_bias`, that layer's weight and bias.
+    Identical content is stored only once: the response is then 200 with the existing dataset.
     """
     retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
@@ -115,7 +115,7 @@ def list_datasets(
     "/{id}", summary="Get a dataset by its id or by sha256:{hash}", response_model=DatasetOut
 )
 def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Return a dataset; during an upload in parts, also which parts have arrived."""
+    """Return a dataset; while it is uploaded in parts, also list the parts that have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)
@@ -125,7 +125,7 @@ def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Respon
 
 @router.head("/{id}", summary="Check whether a dataset exists", response_class=Response)
 def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Check by `sha256:{hash}` before sending bytes that may already be stored."""
+    """Check whether a dataset exists, for example by `sha256:{hash}` before sending its bytes."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
     return Response(headers={"Location": f"/v1/datasets/{found.id}"})
@@ -154,7 +154,7 @@ async def put_part(
     id: openapi.DatasetId,
     number: Annotated[int, Path(ge=1, le=MAX_PARTS)],
 ) -> PartOut:
-    """Store a part; parts may be sent in any order, may be resent, and are joined by number."""
+    """Store a part. Parts may be sent in any order and repeatedly; they are joined by number."""
     async with joined.spool.receive(caller.workspace) as arrived:
         await spool(request, arrived, joined.executors.store.of(caller.workspace))
         part = await joined.executors.store.run(
@@ -173,7 +173,7 @@ def presign_parts(
 ) -> PartUrlsOut:
     """Return a URL for each part: PUT its bytes there, without a key, within 15 minutes.
 
-    Both ways of sending parts may be mixed. The commit checks their hashes.
+    Other parts of the same upload may be sent through the service. The commit checks all hashes.
     """
     announced = [(part.number, part.bytes, part.sha256) for part in body.parts]
     return PartUrlsOut.of(joined.part_uploads.sign(caller, id, announced))

@@ -36,7 +36,7 @@ class DatasetOut(Body):
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
     segments: Annotated[int | None, Field(description="the number of distinct segments")]
-    features: Annotated[int | None, Field(description="the number of features of a row")]
+    features: Annotated[int | None, Field(description="the number of features per row")]
     has_head: Annotated[bool, Field(description="whether the classification head is stored too")]
     delete_after_fit: bool
     expires_at: datetime | None
@@ -45,7 +45,7 @@ class DatasetOut(Body):
 
     @classmethod
     def of(cls, dataset: records.Dataset, parts: list[records.Part] | None = None) -> DatasetOut:
-        """Return the response for a dataset."""
+        """Return the response body for a dataset."""
         return cls(
             id=dataset.id,
             status="ready" if dataset.is_ready else "uploading",
@@ -66,12 +66,12 @@ class DatasetOut(Body):
 
 
 def part_out(part: records.Part) -> PartOut:
-    """Return the response for a part."""
+    """Return the response body for a part."""
     return PartOut(number=part.number, bytes=part.bytes, sha256=part.sha256)
 
 
 class PartIn(RequestBody):
-    """The announcement of a part."""
+    """A part that will be sent."""
 
     number: Annotated[int, Field(ge=1, le=MAX_PARTS, examples=[1])]
     bytes: Annotated[int, Field(ge=1, le=2**53, examples=[8_388_608])]
@@ -102,7 +102,7 @@ class PartUrlsOut(Body):
 
     @classmethod
     def of(cls, signed: list[SignedPart]) -> PartUrlsOut:
-        """Return the response for signed parts."""
+        """Return the response body for signed parts."""
         return cls(
             parts=[
                 PartUrlOut(number=part.number, url=part.url, expires_at=when(part.expires_at))
@@ -119,12 +119,12 @@ class CommitIn(RequestBody):
     content_type: Annotated[str, Field(max_length=100)] | None = None
 
 
-# bodies with arrays are streamed and never held by a model
+# bodies with arrays are streamed, so no pydantic model ever contains them
 NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
-    "probabilities": {**NUMBERS, "description": "the same; send one of the two"},
-    "values": {**NUMBERS, "description": "the same, if `kind` says which of the two they are"},
+    "probabilities": {**NUMBERS, "description": "of the same shape, in place of logits"},
+    "values": {**NUMBERS, "description": "in place of both, if `kind` states what they are"},
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     "segments": {
         "type": "array",

@@ -1,4 +1,4 @@
-"""Datasets: received bytes that are checked once and stored under their hash."""
+"""Check received datasets, store them under their hash, and load them again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Retention:
 
     @property
     def seconds(self) -> float | None:
-        """The time to keep the dataset, None for no limit."""
+        """How many seconds to keep the dataset; None if it never expires."""
         return None if not self.days else self.days * DAY
 
 
@@ -56,7 +56,7 @@ class Added(NamedTuple):
 
 
 class Datasets:
-    """The use cases that need both the database and the blobs."""
+    """Operations on datasets that need both the database and the blob store."""
 
     def __init__(
         self, database: Database, blobs: Blobs, limits: formats.Limits, quota: Quota
@@ -82,7 +82,7 @@ class Datasets:
         while True:
             known = self.known(principal, facts, retention)
             if known is not None:
-                # this repairs the stored bytes if they are damaged
+                # written again, which repairs the stored bytes if they are damaged
                 if self._rewrite(known, arrived.path):
                     return Added(known, is_new=False)
                 continue
@@ -102,7 +102,7 @@ class Datasets:
                 )
             if added is not None:
                 return Added(added, is_new=True)
-            pending.delete()  # another caller sent identical content meanwhile
+            pending.delete()  # another caller has just stored identical content
 
     def _rewrite(self, dataset: Dataset, path: Path) -> bool:
         """Write the bytes of a dataset again; return whether it still exists afterwards."""
@@ -130,7 +130,7 @@ class Datasets:
     def facts(
         self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
-        """Check that a body is a dataset, and return the values of its row."""
+        """Check that a body is a valid dataset, and return the columns of its row."""
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
@@ -153,7 +153,7 @@ class Datasets:
     def known(
         self, principal: Principal, facts: dict[str, Any], retention: Retention
     ) -> Dataset | None:
-        """Return the dataset with identical content, if any; the longer retention applies."""
+        """Return the dataset with identical content, if any, and extend its retention if needed."""
         with self._database.write() as store:
             known = store.datasets.by_hash(principal.workspace, facts["sha256"], facts["kind"])
             if known is None:

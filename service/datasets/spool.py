@@ -28,7 +28,7 @@ DELETERS = 8  # a file of 4 GiB takes half a second
 
 
 class ArrivingBytes:
-    """The disk space that incomplete bodies take, by owner.
+    """The disk space that incoming bodies occupy, by owner.
 
     One owner gets a quarter of the available space, so that its uploads do not block others.
     """
@@ -47,8 +47,8 @@ class ArrivingBytes:
             if mine > room // SHARE_PART:
                 raise NoSpace(
                     "no_space",
-                    f"the incoming bodies of this workspace have {mine} bytes in total, and "
-                    f"there is room for {room // SHARE_PART}: send fewer at once, or try later",
+                    f"the incoming bodies of this workspace have {mine} bytes in total, but there "
+                    f"is only room for {room // SHARE_PART}: send fewer at once, or try later",
                 )
             self._taken[owner] = mine
 
@@ -61,7 +61,7 @@ class ArrivingBytes:
 
 
 class Spool:
-    """The folder of incoming bodies, with the space that each owner (a workspace) takes."""
+    """The folder of incoming bodies, with the space that each owner (a workspace) occupies."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Spool:
 class SpooledBody:
     """A temporary file that hashes the bytes written to it.
 
-    The file is created by the first call that needs it, so that the event loop never does.
+    The first call that needs the file creates it, so it is never created on the event loop.
     """
 
     def __init__(self, spool: Spool, owner: str) -> None:
@@ -99,7 +99,7 @@ class SpooledBody:
         self._owner = owner
         self._file: IO[bytes] | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # a body may be closed while an abandoned call writes it
+        self._lock = threading.Lock()  # an abandoned call may still write while the body is closed
         self._digest = hashlib.sha256()
         self.bytes = 0
 
@@ -178,7 +178,7 @@ def _new_file(folder: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX)
             if Path(file.name).exists():
                 return file
-            file.close()  # another process deleted it as left behind before it was locked
+            file.close()  # another process considered it abandoned, and deleted it before the lock
 
 
 @contextmanager

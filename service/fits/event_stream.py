@@ -26,8 +26,8 @@ async def event_stream(
 ) -> AsyncIterator[str]:
     """Yield an event for each change, until the fit ends or ``check`` raises Unauthenticated.
 
-    The streams of a caller take turns, so that a change of a fit that hundreds of them follow does
-    not hold the event loop.
+    The streams of a caller take turns, so that an event that goes to hundreds of them does not
+    block the event loop.
     """
     changes = watcher.changes_of(fit)
     coming = asyncio.ensure_future(anext(changes, None))
@@ -54,7 +54,7 @@ async def event_stream(
 
 
 def event_of(fit: Fit) -> str:
-    """Return the event that shows a fit; all streams share the text of one change."""
+    """Return the event for the current state of a fit; all streams share its text."""
     known = _events.get(id(fit))
     if known is not None and known[0] is fit:
         return known[1]

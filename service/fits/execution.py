@@ -39,11 +39,11 @@ _log = structlog.get_logger("calibrd.fits")
 
 
 class Stop(Enum):
-    """Why a running fit has to stop."""
+    """The reason why a running fit has to stop."""
 
     CANCEL = "cancel"  # a caller cancelled it
     TIME_LIMIT = "time_limit"
-    ABANDON = "abandon"  # the attempt is no longer ours: nothing may be written
+    ABANDON = "abandon"  # this worker has lost the attempt, and must not write anything
 
 
 class Hooks(Protocol):
@@ -81,7 +81,7 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended."""
+    """The outcome of an attempt."""
 
     status: FitStatus
     versions: tuple[NewVersion, ...] = ()
@@ -113,7 +113,7 @@ def run(
 ) -> Ending | None:
     """Fit and judge every method of a fit and write the blobs; return None if it was abandoned.
 
-    ``memory_limit`` is the maximum estimated memory of the fit in bytes; None means no limit.
+    ``memory_limit`` limits the estimated memory of the fit in bytes; None means no limit.
     ``check_room`` is called with the total size of the maps, and raises if there is no room.
     """
     watch = _Watch(hooks, time_limit - attempt.seconds_running)
@@ -139,9 +139,9 @@ def run(
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write how an attempt ended, with its versions; return None if it is no longer running.
+    """Write the outcome of an attempt and its versions; return None if it is no longer running.
 
-    The fit fails if the deadline for committing the rows of its blobs has passed.
+    The fit fails if its blobs were written so long ago that the sweep may have deleted them.
     """
     with database.write() as store:
         if not store.fits.runs(fit.id, fit.attempt):
@@ -193,7 +193,7 @@ def _in_time(ending: Ending) -> Ending:
 
 
 class _Watch:
-    """The ``cancel`` callback of a fit; ``reason`` is why it returned True."""
+    """The ``cancel`` callback of a fit; ``reason`` states why it returned True."""
 
     def __init__(self, hooks: Hooks, seconds: float) -> None:
         self.reason: Stop | None = None
@@ -391,7 +391,7 @@ def _sha256(content: bytes) -> str:
 
 
 def ending_of(reason: Stop, time_limit: float) -> Ending | None:
-    """Return the ending of a stopped fit; None if another worker decides it."""
+    """Return the outcome of a stopped fit; None if another worker has taken it over."""
     match reason:
         case Stop.CANCEL:
             return Ending(FitStatus.CANCELLED)
@@ -405,12 +405,12 @@ def ending_of(reason: Stop, time_limit: float) -> Ending | None:
 
 
 def failed(code: str, message: str) -> Ending:
-    """Return the ending of a failed fit."""
+    """Return the outcome of a failed fit."""
     return Ending(FitStatus.FAILED, error={"code": code, "message": message})
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, for which torch raises RuntimeErrors of its own."""
+    """Return whether memory ran out; torch raises its own RuntimeErrors in that case."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

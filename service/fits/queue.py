@@ -12,9 +12,9 @@ from service.settings import HOUR
 from service.storage.database import Database
 from service.storage.store import Store
 
-# between two polls of an idle worker that gets no notification
+# between two polls of an idle worker that receives no notifications
 LOOK_SECONDS = 15.0
-# before the next fit of a workspace whose fits have lost their workers
+# before the next fit of a workspace whose fits have lost workers
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 
 
@@ -29,7 +29,7 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
     """Claim the oldest fit of the workspace whose last fit started longest ago.
 
     A claim renews the heartbeat. A worker that was declared dead claims nothing before its next
-    heartbeat, so every running fit belongs to a worker that others watch.
+    heartbeat, so every running fit belongs to a worker that others monitor.
     """
     pauses: list[float] = []
     with database.read() as store:
@@ -47,7 +47,7 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
 
 
 def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
-    """Return a predicate for workspaces that must wait; it appends the seconds to ``pauses``."""
+    """Return a predicate for workspaces that must wait; it appends their waits to ``pauses``."""
 
     def is_pausing(turn: Turn) -> bool:
         seconds = seconds_to_wait(store, turn.workspace)
@@ -61,8 +61,8 @@ def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
 def pause_after(losses: int) -> float:
     """Return the seconds that a workspace waits after ``losses`` lost workers in the last hour.
 
-    A fit that exhausts the memory kills its worker, and starting another takes seconds. Fits of
-    other workspaces must not have to wait for that repeatedly.
+    A fit that exhausts the memory kills its worker, and starting another one takes seconds. Fits
+    of other workspaces should not have to wait for that again and again.
 
     >>> [pause_after(losses) for losses in (0, 1, 2, 3, 50)]
     [0.0, 5.0, 10.0, 20.0, 600.0]

@@ -49,7 +49,7 @@ class Turn(NamedTuple):
 
 
 class Fits(Repository):
-    """Fits. Final writes are fenced: they apply only while their attempt is running."""
+    """Fits. Writes of an attempt are fenced: they apply only while that attempt is running."""
 
     def add(self, workspace: str, **facts: Any) -> Fit:
         """Add a queued fit."""
@@ -72,7 +72,7 @@ class Fits(Repository):
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:
-        """Return a fit by its id, from any workspace unless ``workspace`` is given."""
+        """Return a fit by its id; if ``workspace`` is None, from any workspace."""
         chosen = select(fits).where(fits.c.id == id)
         return self._fit(
             chosen if workspace is None else chosen.where(fits.c.workspace == workspace)
@@ -124,7 +124,7 @@ class Fits(Repository):
     def turns(self, queues: Sequence[str]) -> list[Turn]:
         """Return the workspaces with queued fits, sorted by the start of their last fit.
 
-        It takes a few index lookups per workspace, regardless of the number of queued fits.
+        This takes a few index lookups per workspace, however many fits are queued.
         """
         found = _waiting_workspaces(queues)
         served = (
@@ -236,7 +236,7 @@ class Fits(Repository):
         return self._fits(select(fits).where(fits.c.status == FitStatus.RUNNING, ~known))
 
     def spent_datasets(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
-        """Return ``delete_after_fit`` datasets without open fits, round-robin over workspaces."""
+        """Return the ``delete_after_fit`` datasets of finished fits, alternating workspaces."""
         chosen = and_(
             datasets.c.delete_after_fit,
             needed_by_fits(datasets.c.id),
@@ -286,7 +286,7 @@ def _waiting(
 def _waiting_workspaces(queues: Sequence[str]) -> CTE:
     """Select each queue with its waiting workspaces, stepping through an index.
 
-    The rows of a queue begin with an empty workspace and end with NULL.
+    The rows of a queue start with an empty workspace name and end with NULL.
     """
     names = union_all(*(select(_text(one).label("queue")) for one in queues)).subquery()
     begin = select(names.c.queue, _text("").label("workspace"))
@@ -313,9 +313,9 @@ class WorkerRepository(Repository):
         self._execute(insert(workers).values(started_at=now(), seen_at=now(), **values))
 
     def renew(self, id: str) -> bool:
-        """Renew a heartbeat, which keeps others from removing the worker in this transaction.
+        """Renew a heartbeat; others cannot remove the worker until the transaction ends.
 
-        Return False if the worker is unknown: it was declared dead, or has never sent a heartbeat.
+        Returns False if the worker is unknown: it was declared dead, or never sent a heartbeat.
         """
         return self._execute(update(workers).where(workers.c.id == id).values(seen_at=now())) == 1
 
@@ -324,7 +324,7 @@ class WorkerRepository(Repository):
         self._execute(delete(workers).where(workers.c.id == id))
 
     def remove_silent(self, id: str, for_seconds: float) -> bool:
-        """Remove a worker without a heartbeat for ``for_seconds``, unless one is being written."""
+        """Remove a worker that was silent for ``for_seconds``, unless a heartbeat is under way."""
         is_silent = (workers.c.id == id) & (workers.c.seen_at <= now() - for_seconds)
         found = select(workers.c.id).where(is_silent).with_for_update(skip_locked=True)
         return self._execute(delete(workers).where(workers.c.id.in_(found))) == 1

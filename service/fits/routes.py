@@ -84,17 +84,17 @@ async def create_fit(
         KindName | None, Query(description="kind of the values sent in this call")
     ] = None,
     delete_after_fit: Annotated[
-        bool, Query(description="delete the data of this call after the fit")
+        bool, Query(description="delete the data sent in this call after the fit")
     ] = False,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Start a fit on an uploaded dataset, or on logits and labels sent in this call.
 
-    JSON: `{"dataset": "ds_...", "method": "smart"}`, or with `logits` and `labels` in place of
+    JSON: `{"dataset": "ds_...", "method": "smart"}`, or `logits` and `labels` in place of
     `dataset`. Any other format: the arrays in the body, everything else in the query
     (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10` the response
-    is sent once the fit has finished, after at most 10 seconds: 201 if it has succeeded, else 202.
+    waits until the fit has finished, for at most 10 seconds: 201 if it has succeeded, else 202.
     """
     key = check_key(idempotency_key)
     keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
@@ -125,7 +125,7 @@ def list_fits(
     calibrator: Annotated[str | None, Query(pattern=openapi.NAME_PATTERN)] = None,
     status: FitStatus | None = None,
 ) -> Response:
-    """List the fits of the caller's workspace, optionally of one calibrator or one status."""
+    """List the fits of the caller's workspace, optionally by calibrator or status."""
     after, workspace = time_place(cursor), caller.workspace
     with joined.database.read() as store:
         shown = store.fits.affordable(workspace, limit, after, calibrator=calibrator, status=status)
@@ -141,7 +141,7 @@ async def get_fit(
     id: openapi.FitId,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """Return a fit; with `Prefer: wait=10`, wait until it has finished, at most 10 seconds."""
+    """Return a fit; with `Prefer: wait=10`, wait up to 10 seconds until it has finished."""
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
@@ -184,7 +184,7 @@ def _submit(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """Return the fit, and whether an earlier request with the same key submitted it."""
+    """Return the fit, and whether an earlier request with the same key had submitted it."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)
@@ -216,7 +216,7 @@ def _submit(
 
     try:
         return submitted(added()), False
-    except NotFound:  # identical content was stored only for another fit, which has ended meanwhile
+    except NotFound:  # identical content was stored only for another fit, which has ended since
         return submitted(added()), False
 
 
@@ -228,9 +228,9 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit as the Prefer header requests; return it and the seconds granted.
+    """Wait for the fit if the Prefer header requests it; return it and the seconds granted.
 
-    A caller with too many waiting requests is answered at once: waiting is only a preference.
+    A caller with too many waiting requests gets the response at once, because waiting is optional.
     """
     wait = _wait(prefer)
     if not wait:
@@ -245,7 +245,7 @@ async def _finished(
 
 
 def _wait(prefer: str | None) -> int:
-    """Return the seconds to wait that a Prefer header requests, at most a minute."""
+    """Return how many seconds to wait, as a Prefer header requests, up to a minute."""
     found = WAIT.search(prefer or "")
     return min(int(found[1]), LONGEST_WAIT) if found else 0
 
@@ -258,7 +258,7 @@ def _answer(fit: Fit, status: int, headers: dict[str, str]) -> JSONResponse:
 
 @dataclass(frozen=True)
 class SentFit:
-    """A checked request, with the media type of its arrays if it contained any."""
+    """A checked request, with the media type of its arrays if it contains any."""
 
     request: FitRequest
     arrays_type: str | None
@@ -307,7 +307,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
 
 
 def _from_query(request: Request) -> dict[str, Any]:
-    """Return the fields of a fit from the query, which holds them if the body holds arrays."""
+    """Return the fields of a fit from the query, where they are if the body is not JSON."""
     fields: dict[str, Any] = {}
     methods: list[str] = []
     for name, value in request.query_params.multi_items():

@@ -1,4 +1,4 @@
-"""A first fit on the bundled sample, for users without data at hand."""
+"""A first fit on the bundled sample, for users who have no data yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fit_sample(
     keeping: Retention,
     most_open: int,
 ) -> Fit:
-    """Submit a fit on one part of the sample, judged on the other."""
+    """Submit a fit on one part of the sample, to be judged on the other."""
 
     def add(part: Literal["cal", "test"]) -> str:
         with spool.body(principal.workspace) as arrived:

@@ -30,7 +30,7 @@ DatasetName = Annotated[
 ]
 
 
-# fields of a fit that are in the query if the body holds arrays
+# fields of a fit that are in the query if the body is not JSON
 TEXTS = ("model", "device", "description", "evaluation")
 NUMBERS = {"seed": int, "held_out": float}
 DOCUMENTS = ("params", "tags")
@@ -49,7 +49,7 @@ def _add_arrays(schema: dict[str, Any]) -> None:
 
 
 class FitIn(RequestBody):
-    """What to fit: ``method`` and ``params``, or ``methods`` for several in one fit."""
+    """A fit: one ``method`` with ``params``, or several ``methods``."""
 
     model_config = ConfigDict(json_schema_extra=_add_arrays)
 
@@ -101,7 +101,7 @@ FIT_BODY: dict[str, Any] = {
 
 
 class FitError(Body):
-    """Why a fit failed: a stable code and a message."""
+    """The reason why a fit failed: a stable code and a message."""
 
     code: str
     message: str
@@ -172,9 +172,8 @@ class FitOut(Body):
 class MethodOut(Body):
     """A method, its parameters as a JSON schema, and whether it keeps the predicted class.
 
-    A method with `needs_segments` can be fitted only on rows with segments, one with
-    `needs_features` only on rows with features, one with `needs_head` only on a dataset that also
-    holds the classification head.
+    A method with `needs_segments` or `needs_features` can be fitted only on rows that have them; a
+    method with `needs_head`, only on a dataset that also contains the classification head.
     """
 
     name: str = Field(examples=["temperature"])

@@ -54,11 +54,11 @@ class FitSpec:
 
     @cached_property
     def recipes(self) -> list[Calibrator]:
-        """The recipes of the methods; cached because building many takes a while."""
+        """The recipes of the methods, cached because it takes a while to build many of them."""
         return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
 
     def check(self) -> None:
-        """Raise if a worker would refuse this fit."""
+        """Raise the error with which a worker would refuse this fit, if any."""
         if not 1 <= len(self.methods) <= MAX_METHODS:
             raise Invalid(
                 "bad_methods",
@@ -70,7 +70,7 @@ class FitSpec:
         check_notes(self.tags, self.description)
 
     def _check_size(self) -> None:
-        """Raise TooLarge if the methods are too long: they are stored and returned in responses."""
+        """Raise TooLarge if the methods are too long to be stored and returned in responses."""
         length = sum(len(one.method) + _length(one.params) for one in self.methods)
         if length > LONGEST_SPEC:
             raise TooLarge(
@@ -86,8 +86,8 @@ class FitRequest:
     """A fit as the caller requested it.
 
     ``dataset`` and ``evaluation`` are ids as given, or the SHA-256 of bytes sent with the request;
-    ``kind`` and ``keeping`` say how such bytes are read and stored. Idempotency keys are checked
-    against a digest of the fields and their names.
+    ``kind`` and ``keeping`` define how such bytes are read and stored. An idempotency key is tied
+    to a digest of all fields and their names.
     """
 
     calibrator: str
@@ -109,7 +109,7 @@ class FitRequest:
 def replayed(
     store: Store, principal: Principal, request: FitRequest, key: str | None
 ) -> Fit | None:
-    """Return the fit that an earlier, equal request with this key submitted, if any."""
+    """Return the fit of an earlier identical request with this key; None if there is none."""
     known = idempotency.answered(store, principal, key, asdict(request))
     return None if known is None else find(store, principal, known["fit"])
 
@@ -126,8 +126,8 @@ def submit(
 ) -> Fit:
     """Submit a fit on a dataset.
 
-    ``memory_limit`` is the maximum estimated memory of a fit in bytes, ``most_open`` the maximum
-    number of waiting and running fits of a workspace; None means no limit.
+    ``memory_limit`` limits the estimated memory of a fit in bytes, and ``most_open`` the number of
+    waiting and running fits of a workspace; None means no limit.
     """
     _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
@@ -163,11 +163,11 @@ def find(store: Store, principal: Principal, id: str) -> Fit:
 
 
 def cancel(store: Store, principal: Principal, id: str) -> Fit:
-    """Cancel a fit: at once if it is waiting, within seconds if it is running; safe to repeat."""
+    """Cancel a fit: immediately if it is waiting, within seconds if running; safe to repeat."""
     found = find(store, principal, id)
     changed = store.fits.cancel(id)
     if changed is None and not found.cancel_requested:
-        raise Conflict("fit_is_final", f"this fit has already {found.status}")
+        raise Conflict("fit_is_final", f"this fit has already ended: its status is {found.status}")
     return changed or found
 
 
@@ -187,7 +187,7 @@ def _check_open(store: Store, principal: Principal, most: int | None) -> None:
 
 
 def _length(value: Any) -> int:
-    """Estimate how many characters a value has as JSON, without serializing it."""
+    """Estimate the length of a value as JSON, without serialising it."""
     match value:
         case str():
             return len(value) + 2
@@ -202,19 +202,19 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
     if data.sha256 == evaluation.sha256:
         raise Invalid(
             "evaluation_is_the_dataset",
-            "the evaluation dataset must hold rows that the fit does not see: "
+            "the evaluation dataset must contain rows that the fit does not see: "
             "omit it to hold out a part of the dataset",
         )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
             "evaluation_differs",
-            f"the evaluation dataset must hold {data.kind} of {data.classes} classes, like the "
+            f"the evaluation dataset must contain {data.kind} of {data.classes} classes, like the "
             f"dataset, got {evaluation.kind} of {evaluation.classes}",
         )
     if None not in (data.features, evaluation.features) and data.features != evaluation.features:
         raise Invalid(
             "evaluation_differs",
-            f"the evaluation dataset must have {data.features} features in each row, like the "
+            f"the evaluation dataset must have {data.features} features per row, like the "
             f"dataset, got {evaluation.features}",
         )
 
@@ -226,9 +226,9 @@ def check_memory(
     held_out: float | None,
     limit: int | None,
 ) -> None:
-    """Raise TooLarge if a fit would need more than ``limit`` bytes of memory, by estimate.
+    """Raise TooLarge if the estimated memory of a fit exceeds ``limit`` bytes.
 
-    The estimate uses only the metadata of the datasets; none is loaded.
+    The estimate is based on the metadata of the datasets, without loading them.
     """
     needed = fit_bytes(recipe, data, evaluation, held_out)
     if limit is None or needed <= limit:
@@ -247,7 +247,7 @@ def check_memory(
 def fit_bytes(
     recipe: Calibrator, data: Dataset, evaluation: Dataset | None, held_out: float | None
 ) -> int:
-    """Estimate the peak memory of a fit, including its datasets."""
+    """Estimate the peak memory of a fit in bytes, including its datasets."""
     judged = None if evaluation is None else evaluation.rows or 0
     needed = memory_bytes(
         recipe,
@@ -262,7 +262,7 @@ def fit_bytes(
 
 
 def _feature_size(*datasets: Dataset | None) -> int:
-    """Return the bytes of one feature in memory, the largest of several datasets."""
+    """Return the size of one feature in memory, in bytes: the largest of all datasets."""
     found = [one for one in datasets if one is not None and one.features and one.rows]
     return max(
         ((one.feature_bytes or 0) // ((one.rows or 1) * (one.features or 1)) for one in found),
@@ -271,7 +271,7 @@ def _feature_size(*datasets: Dataset | None) -> int:
 
 
 def _reading_bytes(dataset: Dataset) -> int:
-    """Estimate the memory of a loaded dataset in addition to its logits and labels."""
+    """Estimate how many bytes a loaded dataset takes in addition to its logits and labels."""
     rows, classes = dataset.rows or 0, dataset.classes or 0
     found = 0
     if dataset.kind == "probabilities":  # kept alongside their logarithms
@@ -328,7 +328,7 @@ def _queue_for(store: Store, device: Device) -> str:
 
 
 class FitWatcher(Watcher[str, Fit]):
-    """Follows the changes of fits."""
+    """Watches fits for changes."""
 
     def __init__(self, database: Database) -> None:
         def read(ids: list[str]) -> dict[str, Fit]:
@@ -342,7 +342,7 @@ class FitWatcher(Watcher[str, Fit]):
         return self.changes(fit.id, fit, _is_final)
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """Return the fit when it is final, ``seconds`` have passed, or ``stop`` is called."""
+        """Wait until the fit is final, ``seconds`` have passed or ``stop`` is called; return it."""
         return await self.until(fit.id, fit, _is_final, seconds)
 
 

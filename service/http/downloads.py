@@ -20,7 +20,7 @@ BINARY = "application/octet-stream"
 class BlobResponse(Response):
     """A response with a blob, read piece by piece on threads that the caller's downloads share.
 
-    It ends, and closes the blob, when the client leaves.
+    When the client disconnects, the response ends and the blob is closed.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BlobResponse(Response):
         self._run = run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the blob until the client leaves."""
+        """Send the blob; stop if the client disconnects."""
         with self._opened:
             start = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **start})
@@ -55,7 +55,7 @@ class BlobResponse(Response):
                 sending.result()
 
     async def _send_pieces(self, send: Send) -> None:
-        """Send the bytes; raise before the last piece if their hash has changed."""
+        """Send the bytes; raise BlobCorrupt before the last piece if the hash is wrong."""
         digest, size = hashlib.sha256(), self._blob.size
         for start in range(0, size, PIECE):
             end = min(start + PIECE, size)
@@ -74,7 +74,7 @@ async def _left(receive: Receive) -> None:
 def blob_response(
     blobs: Blobs, key: str, sha256: str, headers: dict[str, str], run: Runner
 ) -> Response:
-    """Return a response with a blob whose hash has been checked; stream it unless it is small."""
+    """Return a response with a blob, after checking its hash; stream it unless it is small."""
     with ExitStack() as opened:
         blob = opened.enter_context(blobs.reader(key, sha256))
         if blob.size <= PIECE:

@@ -14,7 +14,7 @@ BLOCK_NUMBERS = 1 << 14
 
 
 def write(document: dict[str, Any], **lists: Iterable[Any]) -> bytes:
-    """Return a JSON object of a document's fields and of lists, each passed in blocks.
+    """Return a JSON object with the fields of a document and with lists, each passed in blocks.
 
     >>> write({"a": 1}, b=blocks(np.arange(3)), c=[])
     b'{"a":1,"b":[0,1,2],"c":[]}'
@@ -29,7 +29,7 @@ def write(document: dict[str, Any], **lists: Iterable[Any]) -> bytes:
 
 
 def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield blocks of an array's rows."""
+    """Yield the rows of an array in blocks."""
     step = max(1, BLOCK_NUMBERS * len(array) // max(1, array.size))
     for start in range(0, len(array), step):
         yield np.ascontiguousarray(array[start : start + step])

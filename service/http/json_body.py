@@ -13,11 +13,11 @@ from service.errors import Invalid, Malformed, TooLarge
 
 Bytes = bytes | memoryview
 
-# The parser holds the GIL until it ends, and its objects take memory. The budget covers
-# 1.5 million numbers: about 0.1 s and 100 MB.
+# The parser holds the GIL until it has finished, and the objects that it creates take memory. The
+# budget allows 1.5 million numbers: about 0.1 s and 100 MB.
 MAX_COST = 1_500_000
 MAX_DEPTH = 32
-# the cost of the item that each character starts: a value, a list, an object, a key
+# the cost of what each character introduces: a value, a list, an object, a key
 COSTS = {b",": 1, b"[": 5, b"{": 3, b":": 2}
 _BLOCK = 1 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -26,7 +26,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
     """Parse a JSON document; refuse NaN, Infinity, numbers beyond float64 and deep nesting.
 
-    A document that could hold more values than the budget allows is refused before parsing.
+    A document that could contain more values than the budget allows is refused before parsing.
     """
     check_cost(body, most_cost)
     check_depth(body)
@@ -38,9 +38,9 @@ def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
 
 
 def check_cost(body: Bytes, most: int = MAX_COST) -> None:
-    """Raise TooLarge if a JSON document may hold more values, lists and objects than allowed.
+    """Raise TooLarge if a JSON document may contain more values, lists and objects than allowed.
 
-    This counts characters, including those inside strings, and takes milliseconds for any body.
+    Characters inside strings are counted too, so that this only takes milliseconds for any body.
     """
     if max(COSTS.values()) * len(body) <= most:
         return
@@ -48,9 +48,9 @@ def check_cost(body: Bytes, most: int = MAX_COST) -> None:
     if sum(text.count(character) * cost for character, cost in COSTS.items()) > most:
         raise TooLarge(
             "too_many_values",
-            f"the JSON holds too many values: lists, objects and numbers may cost {most} in total"
-            " (a number costs 1, a list 6, a key 3, an object 4). Send fewer values, or send arrays"
-            " as npy, npz or safetensors",
+            f"the JSON contains too many values: they may cost {most} in total (a number costs 1,"
+            " a list 6, a key 3, an object 4). Send fewer values, or send arrays as npy, npz or"
+            " safetensors",
             limit=most,
         )
 
@@ -62,7 +62,7 @@ def check_depth(body: Bytes, most: int = MAX_DEPTH) -> None:
         return
     for block in _without_strings(text):
         brackets = block.translate(None, _NO_BRACKETS)
-        # the bit that distinguishes ] and } from [ and {
+        # this bit distinguishes ] and } from [ and {
         closing = np.right_shift(np.frombuffer(brackets, np.uint8), 2) & 1
         depths = depth + np.cumsum(1 - 2 * closing.astype(np.int32))
         if depths.size:
@@ -94,7 +94,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
 
 
 def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) -> None:
-    """Raise if a parsed document holds too many values or is nested too deeply."""
+    """Raise if a parsed document contains too many values or is nested too deeply."""
     values, waiting = 0, [(document, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -104,7 +104,7 @@ def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) ->
         if values > most_values:
             raise TooLarge(
                 "too_many_values",
-                f"the JSON holds more than {most_values} values: send fewer",
+                f"the JSON contains more than {most_values} values: send fewer",
                 limit=most_values,
             )
         if depth > most_depth:

@@ -20,11 +20,11 @@ from prometheus_client.registry import Collector
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
 Record = Callable[[float], None]
-"""Records one request by its duration in seconds."""
+"""Records one request, given its duration in seconds."""
 
 
 class Metrics:
-    """The counters of one process; ``render`` writes them all."""
+    """The metrics of one process; ``render`` returns them as text."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -43,7 +43,7 @@ class Metrics:
         )
         lookups = Counter(
             "calibrd_map_cache_lookups",
-            "Map lookups in memory.",
+            "Lookups of maps in memory.",
             ("result",),
             registry=self.registry,
         )
@@ -81,7 +81,7 @@ class Metrics:
         self.add_collector(collect)
 
     def add_collector(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Call ``collect`` at each scrape for further metrics, such as database metrics."""
+        """Call ``collect`` at each scrape to get more metrics, such as those of the database."""
         self.registry.register(_CallbackCollector(collect))
 
     def render(self) -> tuple[bytes, str]:
@@ -97,5 +97,5 @@ class _CallbackCollector(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        # otherwise the registry collects once at registration, before there is a database
+        # otherwise the registry collects once at registration, when there is no database yet
         return ()

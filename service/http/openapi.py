@@ -23,7 +23,7 @@ FitId = Annotated[str, Path(pattern=ID_PATTERN, examples=[FIT_ID])]
 KeyId = Annotated[str, Path(pattern=ID_PATTERN, examples=[KEY_ID])]
 IfNoneMatch = Annotated[
     str | None,
-    Header(max_length=1000, description="the caller's ETags; 304 if one of them matches"),
+    Header(max_length=1000, description="ETags of cached copies; 304 if one of them matches"),
 ]
 
 BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -43,10 +43,10 @@ ANY_ERROR = errors({"default": "An error"})
 
 
 def file(media_type: str, description: str) -> Answers:
-    """Return the response for an operation that sends a file."""
+    """Return the 200 response of an operation that sends a file."""
     return {200: {"description": description, "content": {media_type: BINARY}}}
 
 
 def known_file(media_type: str, description: str) -> Answers:
-    """Return the responses for a file that is only sent to callers who do not have it yet."""
+    """Return the responses of an operation that sends a file unless the caller already has it."""
     return {**file(media_type, description), 304: {"description": "The caller already has it"}}

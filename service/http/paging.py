@@ -45,7 +45,7 @@ def paged(
 
 
 def affordable(costs: Iterable[int], most: int) -> int:
-    """Return how many items fit a page whose total cost is at most ``most``; at least one.
+    """Return how many items fit on a page whose total cost is at most ``most``; at least one.
 
     >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
     (2, 1)

@@ -57,7 +57,7 @@ def problem_response(scope: Scope, error: Exception) -> Response:
     """Return the response to a request that ended in ``error``; log unexpected errors."""
     problem = problem_of(scope, error)
     if isinstance(error, errors.Damaged | errors.Unusable):
-        pass  # not a bug; the code that raised it has already logged the blob
+        pass  # not a bug; the code that raised the error has already logged the blob
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_unexpected(scope, error)
     elif isinstance(error, DATABASE_DOWN):
@@ -69,8 +69,8 @@ def problem_response(scope: Scope, error: Exception) -> Response:
 def _drop_tracebacks(error: BaseException | None) -> None:
     """Drop the tracebacks of an error that has been handled.
 
-    The framework's frames refer to the errors that they raise: a cycle that would keep the body of
-    every refused request in memory until the garbage collector runs.
+    The framework's frames refer to the errors that they raise, which is a reference cycle. It would
+    keep the body of every refused request in memory until the garbage collector runs.
     """
     for _ in range(MAX_CAUSES):
         if error is None:
@@ -111,8 +111,8 @@ class LastResort:
         try:
             await self.app(scope, receive, tracking_send)
         except asyncio.CancelledError:
-            # the server is shutting down and has stopped waiting for this request; re-raised,
-            # the cancellation would be logged as an error of the app
+            # the server is shutting down and has stopped waiting for this request; if the
+            # cancellation were re-raised, it would be logged as an error of the app
             if not started:
                 await problem_response(scope, _shutting_down())(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - nothing may escape
@@ -124,7 +124,7 @@ class LastResort:
 
 def _shutting_down() -> errors.Unavailable:
     return errors.Unavailable(
-        "shutting_down", "the service is shutting down and could not finish this; try again"
+        "shutting_down", "the service is shutting down and could not finish this request: try again"
     )
 
 
@@ -149,7 +149,7 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
         case ClientDisconnect():
             return Problem("truncated_body", "the connection closed before the body ended")
         case _ if isinstance(error, DATABASE_DOWN):
-            sentence = "the database is not responding at the moment; try again"
+            sentence = "the database is not responding at the moment: try again"
             return Problem("database_unavailable", sentence, headers=_retry_after({}))
         case _:
             sentence = (
@@ -188,7 +188,7 @@ def _of_validation_error(error: RequestValidationError) -> Problem:
 
 
 def _malformed_json(details: Mapping[str, Any]) -> Problem:
-    sentence = "the body is not JSON; send one UTF-8 JSON value and nothing after it"
+    sentence = "the body is not valid JSON: send one UTF-8 JSON value and nothing after it"
     return Problem("malformed_json", sentence, details)
 
 
@@ -200,7 +200,7 @@ def _field_name(location: tuple[int | str, ...]) -> str:
 
 def _rule(item: Mapping[str, Any]) -> str:
     if item["type"] == "union_tag_invalid":  # the only message of pydantic that quotes the input
-        return f"must have one of the tags {item['ctx']['expected_tags']}"
+        return f"must have one of these tags: {item['ctx']['expected_tags']}"
     rule = str(item["msg"]).removeprefix("Value error, ")
     return rule[:1].lower() + rule[1:]
 
@@ -227,7 +227,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Return every method of the path; the router only returns the methods of the first match."""
+    """Return all methods that the path supports; the router only knows those of the first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""
@@ -282,7 +282,7 @@ def _ascii(text: str) -> str:
 
 
 def _log_unexpected(scope: Scope, error: Exception) -> None:
-    # the app's own handler re-raises it after responding: log it only there
+    # the app's handler re-raises an error after responding: log it only once
     if scope.get("logged_error") is error:
         return
     scope["logged_error"] = error

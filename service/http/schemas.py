@@ -34,7 +34,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 def _check_width(value: Any) -> Any:
     """Refuse an object with too many fields in one error instead of one error per field."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
-        # a ValueError would keep its frame alive, and with it the whole body
+        # a ValueError would keep its frame alive, and thereby the whole body
         raise PydanticCustomError(
             "too_many_fields",
             "must have at most {most} fields, got {count}",
@@ -72,7 +72,7 @@ class Body(BaseModel):
 
 
 def _example(kind: Any) -> Any:
-    """Return an example of a type: the example of its body, or its empty value."""
+    """Return an example of a type: the example of a body, or an empty value."""
     if _is_body(kind):
         return kind.example()
     inner = get_args(kind)

@@ -1,4 +1,4 @@
-"""API routes that refuse early: by scope before the body is read, by size before it is parsed."""
+"""API routes that check the scope before reading the body, and its size before parsing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.http import json_body
 from service.http.callers import Needs, parse
 from service.http.middleware.fair_turns import take_turn
 
-# a body is checked field by field, and every broken rule costs time
+# a body is checked field by field, and reporting every broken rule takes time
 MAX_BODY_COST = 20_000
 INLINE_JSON_BYTES = 1 << 14
 
@@ -36,7 +36,7 @@ class StrictRequest(Request):
 class StrictRoute(APIRoute):
     """A route that checks the scope first and refuses unknown or repeated query parameters.
 
-    Attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
+    Two attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
     and ``most_body_cost`` limits the values in its JSON (see ``json_body.check_cost``).
     """
 
@@ -72,7 +72,7 @@ def _check_query(request: Request, known: list[str]) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
-            which = f"send only {', '.join(sorted(known))}" if known else "there are none"
+            which = f"valid are {', '.join(sorted(known))}" if known else "this path takes none"
             raise Invalid("unknown_parameter", f"query.{name[:40]}: unknown parameter; {which}")
         if name in seen:
             raise Invalid("unknown_parameter", f"query.{name}: sent more than once")

@@ -46,12 +46,12 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The size of all members."""
+        """The total size of all members."""
         return sum(member.bytes for member in self.members)
 
 
 class BackupWriter:
-    """Writes members one by one; if reading a member fails, what was written of it is removed."""
+    """Writes members one by one; if a member cannot be read, its part of the file is removed."""
 
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file
@@ -63,7 +63,7 @@ class BackupWriter:
         info = tarfile.TarInfo(name)
         info.mode, info.mtime = 0o600, int(self._created_at)
         start = self._file.tell()
-        # reserve space for the header, which has a fixed size, until the member's size is known
+        # the header has a fixed size: reserve space for it until the member's size is known
         self._file.write(bytes(len(info.tobuf(tarfile.GNU_FORMAT))))
         digest = hashlib.sha256()
         try:
@@ -89,7 +89,7 @@ class BackupWriter:
 
 
 class BackupReader:
-    """A backup whose manifest is verified; ``check`` verifies every byte of the rest."""
+    """A backup whose manifest has been verified; ``check`` verifies everything else."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar

@@ -85,7 +85,7 @@ def back_up(
 
 
 class _Copier:
-    """Copies the database and its blobs, and starts over if blobs were deleted meanwhile.
+    """Copies the database and its blobs, and starts over if blobs were deleted in between.
 
     Blobs never change, so copied ones stay valid, and each round leaves less to copy. In the end
     the backup holds a copy of the database and all of its blobs.
@@ -135,7 +135,7 @@ class _Copier:
         return manifest
 
     def _copy(self, blob: NamedBlob) -> bool:
-        """Copy a blob; return False if it is missing, perhaps because its row was deleted too."""
+        """Copy a blob; return False if it is missing and its row may have been deleted as well."""
         if blob.key in self._copied or blob.key in self._damaged:
             return True
         try:
@@ -202,7 +202,7 @@ def restore(settings: Settings, source: Path) -> Manifest:
         with _explain_write_errors(settings.data_dir):
             _check_database(settings.data_dir, backup)
             settings.data_dir.mkdir(parents=True, exist_ok=True)
-            # processes that start meanwhile wait for the lock
+            # other processes that start now wait for the lock
             with closing(Database(settings.database)) as database, migration_lock(database):
                 _check_empty(settings.data_dir, place)
                 _put_in_place(settings, place, backup)
@@ -220,13 +220,13 @@ def _check_database(home: Path, backup: BackupReader) -> None:
             check_copy(copy)
         except Damaged as error:
             raise Invalid(
-                "backup_damaged", f"in the backup {error.message}; nothing was restored"
+                "backup_damaged", f"in the backup, {error.message}: nothing was restored"
             ) from error
         found = schema_of(copy)
     if found != backup.manifest.schema:
         raise Invalid(
             "backup_damaged",
-            f"the database in the backup has the schema {found}, but its manifest says "
+            f"the database in the backup has the schema {found}, but the manifest states "
             f"{backup.manifest.schema}: nothing was restored",
         )
 
@@ -239,7 +239,7 @@ def _extract(backup: BackupReader, target: Path) -> None:
 
 
 def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None:
-    """Write the blobs first and the database last, so that a failure leaves no half restore."""
+    """Write the blobs first and the database last, so that a restore is complete or absent."""
     home = settings.data_dir.resolve()
     with tempfile.TemporaryDirectory(dir=home, prefix="restoring-") as folder:
         new = Path(folder) / "blobs"
@@ -262,8 +262,8 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
 def _only_embedded() -> Invalid:
     return Invalid(
         "not_embedded",
-        "this works only for the embedded database: back up PostgreSQL with pg_dump first, and "
-        "then the blobs; see docs/how-to/back-up.md",
+        "this command works only with the embedded database: back up PostgreSQL with pg_dump "
+        "first, and then the blobs; see docs/how-to/back-up.md",
     )
 
 
@@ -293,7 +293,7 @@ def _check_empty(folder: Path, database: Path) -> None:
     # the service leaves a lock file, and so does a restore that ran out of space
     found = sorted(one.name for one in there if one.suffix != ".lock")
     if database.parent.resolve() != folder.resolve():
-        # leftover journal files of another database would be applied to this one
+        # journal files that another database left behind would be applied to this one
         beside = [database, *(Path(f"{database}-{one}") for one in ("wal", "shm", "journal"))]
         found += [one.name for one in beside if one.exists()]
     if found:

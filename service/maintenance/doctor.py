@@ -1,4 +1,4 @@
-"""The doctor: check all stored data while the service is running, without changing it."""
+"""The doctor: checks all stored data while the service is running, and changes nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Doctor:
             yield Finding(
                 "version_without_calibrator",
                 f"version {calibrator}@{number}",
-                "its calibrator is gone, so it cannot be reached",
+                "its calibrator is missing, so it cannot be reached",
                 "restore the database from a backup: a row was deleted",
             )
 
@@ -109,12 +109,12 @@ class Doctor:
                 yield Finding(
                     "map_differs",
                     subject,
-                    f"the map takes {fitted.kind} of {fitted.k} classes, but its row says "
+                    f"the map takes {fitted.kind} of {fitted.k} classes, but its row states "
                     f"{version.kind} of {version.classes}",
                     CHANGED,
                 )
             if version.method not in fitted.made_by:
-                problem = f"its map is of method {fitted.method}, but its row says {version.method}"
+                problem = f"its map has method {fitted.method}, but its row states {version.method}"
                 yield Finding("row_differs", subject, problem, CHANGED)
 
     def _onnx(self, found: FoundVersion) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ class Doctor:
             yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
         else:
             if rows.data != version.judged_data:
-                problem = "its judged rows come from different data than its row says"
+                problem = "its judged rows come from other data than its row states"
                 yield Finding("row_differs", named(found), problem, CHANGED)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
@@ -153,10 +153,10 @@ class Doctor:
             if document is not None:
                 verdict = Report.from_dict(document).verdict
                 if verdict != version.verdict:
-                    problem = f"its report says {verdict}, but its row says {version.verdict}"
+                    problem = f"its report states {verdict}, but its row {version.verdict}"
                     yield Finding("row_differs", named(found), problem, CHANGED)
             elif version.fit is not None or version.verdict is not None:
-                yield Finding("report_missing", named(found), "its report is gone", advice)
+                yield Finding("report_missing", named(found), "its report is missing", advice)
         except (CalibrationError, ValueError) as error:
             problem = f"its report cannot be read: {error}"
             yield Finding("report_unreadable", named(found), problem, advice)
@@ -177,8 +177,8 @@ class Doctor:
             return
         with self._database.read() as store:
             is_there = bool(store.datasets.hashes([dataset.id]))
-        if is_there:  # else it was deleted meanwhile
-            advice = f"upload the same bytes again, which repairs it, or restore the blob {key}"
+        if is_there:  # otherwise it was deleted during the check
+            advice = f"upload the same bytes again to repair it, or restore the blob {key}"
             subject = f"dataset {dataset.id}"
             yield Finding(f"dataset_{how(damage)}", subject, damage.message, advice)
 
@@ -196,7 +196,7 @@ class Doctor:
                 "fit_without_worker",
                 f"fit {fit.id}",
                 f"it is running on the unknown worker {fit.worker}",
-                "start a worker, which queues it again within minutes, or cancel it",
+                "start a worker, which requeues the fit within minutes, or cancel the fit",
             )
 
     def _lost_versions(self, page: list[Fit]) -> Iterator[Finding]:

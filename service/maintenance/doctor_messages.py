@@ -22,21 +22,21 @@ class Finding(NamedTuple):
 
 
 def of_session(found: FoundSession) -> Iterator[Finding]:
-    """Yield the problems of a session of a run."""
+    """Yield the findings for a session of a run."""
     subject = f"session {found.id} of the run {found.name}"
     last = found.base_step if found.last_step is None else found.last_step
     if found.steps != last - found.base_step:
         yield Finding(
             "steps_missing",
             subject,
-            f"it has {found.steps} steps, but goes from step {found.base_step} to {last}",
+            f"it has {found.steps} steps, but extends from step {found.base_step} to {last}",
             "restore the database from a backup: rows were deleted",
         )
     if found.waiting:
         yield Finding(
             "statistics_waiting",
             subject,
-            f"it is at step {last}, and {found.waiting} statistics, the first for step "
+            f"it is at step {last}, but {found.waiting} statistics, the first for step "
             f"{found.first_waiting}, have been waiting for more than a day",
             "restart the training job on its machine to send its outbox; if the outbox is lost, "
             "archive the run",
@@ -44,7 +44,7 @@ def of_session(found: FoundSession) -> Iterator[Finding]:
 
 
 def of_alias(found: FoundAlias) -> Iterator[Finding]:
-    """Yield the problems of an alias."""
+    """Yield the findings for an alias."""
     subject = f"alias {found.name}@{found.alias}"
     if found.points_at is None:
         yield Finding(
@@ -58,7 +58,7 @@ def of_alias(found: FoundAlias) -> Iterator[Finding]:
         yield Finding(
             "alias_history",
             subject,
-            f"it was moved {found.revision} times, last to version {found.version}; its "
+            f"it was moved {found.revision} times, most recently to version {found.version}; its "
             f"history has {found.moves} moves up to revision {found.last_revision or 0}, "
             f"to version {found.last_version or 'unknown'}",
             "find out who changed the database by hand, or restore it from a backup",
@@ -66,14 +66,14 @@ def of_alias(found: FoundAlias) -> Iterator[Finding]:
 
 
 def unreadable(subject: str, columns: list[str]) -> Iterator[Finding]:
-    """Yield a problem if some columns of a row cannot be read."""
+    """Yield a finding if some columns of a row cannot be read."""
     if columns:
         problem = f"its row cannot be read: {', '.join(columns)}"
         yield Finding("row_unreadable", subject, problem, CHANGED)
 
 
 def named(found: FoundVersion) -> str:
-    """Return the name of a version in findings."""
+    """Return the name of a version as shown in findings."""
     return f"version {found.name}@{found.version.number}"
 
 

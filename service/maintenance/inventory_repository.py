@@ -25,7 +25,7 @@ from service.storage.tables import (
 
 PAGE = 500
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
-"""The JSON columns that hold a list rather than an object."""
+"""The JSON columns that contain a list; all others contain an object."""
 
 Row = TypeVar("Row")
 Place = TypeVar("Place")
@@ -83,9 +83,10 @@ class FoundAlias:
 
 @dataclass(frozen=True)
 class FoundSession:
-    """A session of a run, the number of its steps, and the last of them.
+    """A session of a run, with the number of its steps and the last step.
 
-    ``waiting`` counts statistics that could not be merged for a day, unless the run is archived.
+    ``waiting`` counts the statistics that have not been merged for a day, unless the run is
+    archived.
     """
 
     run: str
@@ -128,7 +129,7 @@ def pages(
 
 
 class Inventory(Repository):
-    """Pages of rows in the order of their ids; ``after`` is the cursor of the last page."""
+    """Pages of rows in the order of their ids; ``after`` is the cursor of the previous page."""
 
     def versions(self, after: Number) -> list[FoundVersion]:
         """Return a page of versions, by calibrator and number."""
@@ -146,7 +147,7 @@ class Inventory(Repository):
         return found
 
     def ownerless_versions(self, after: Number) -> list[Number]:
-        """Return a page of versions whose calibrator is gone."""
+        """Return a page of versions whose calibrator does not exist."""
         place = (versions.c.calibrator, versions.c.number)
         chosen = (
             select(*place)
@@ -255,7 +256,7 @@ class Inventory(Repository):
         return found
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
-        """Return the id of the fit of each of these versions that exists."""
+        """Return the id of the fit of each version, without versions that do not exist."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
@@ -263,12 +264,12 @@ class Inventory(Repository):
 
 
 def _as_text(table: Table) -> list[Any]:
-    """Return the columns, JSON as text, so that an unreadable row does not hide the others."""
+    """Return the columns, with JSON as text, so that an unreadable row does not hide the others."""
     return [cast(one, Text) if _is_json(one) else one for one in table.c]
 
 
 def _read(table: Table, row: Collection[Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a row, and its unreadable JSON columns, which are left empty."""
+    """Return the values of a row, and the names of unreadable JSON columns (read as empty)."""
     facts = dict(zip(table.c.keys(), row, strict=True))
     unreadable = []
     for column in filter(_is_json, table.c):

@@ -1,4 +1,4 @@
-"""SQL for chores: periodic tasks that only one of the workers does."""
+"""SQL for chores: periodic tasks that only one worker at a time performs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.storage.tables import chores
 
 
 class Chores(Repository):
-    """When each chore was last claimed."""
+    """Chores, with the times when they were last claimed."""
 
     def claim(self, name: str, every: float) -> bool:
         """Return True for exactly one caller per ``every`` seconds."""
@@ -21,7 +21,7 @@ class Chores(Repository):
         return self._one_if_unique(dict, first.returning(chores.c.name)) is not None
 
     def note(self, name: str) -> str:
-        """Return the note of a chore, which is empty at first."""
+        """Return the note of a chore; initially it is empty."""
         return self.session.scalar(select(chores.c.note).where(chores.c.name == name)) or ""
 
     def set_note(self, name: str, note: str) -> None:

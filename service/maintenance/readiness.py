@@ -22,7 +22,7 @@ OK = "ok"
 
 
 class Readiness(Body):
-    """The status of each part: ``ok``, or what is wrong."""
+    """The status of each part: ``ok``, or a description of the problem."""
 
     status: str = Field(examples=["ok"])
     database: str = Field(examples=["ok"])
@@ -55,7 +55,7 @@ class Probe:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
-        """Probe both stores concurrently, so that two hanging stores take no longer than one."""
+        """Probe both stores concurrently, so that two hanging stores delay no more than one."""
         pending = self._second_thread.submit(self._blobs_status)
         database, workers = self._database_status()
         blobs = pending.result()

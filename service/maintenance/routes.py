@@ -35,7 +35,7 @@ class Health(Body):
 def health_routes(probe: Probe) -> list[Route]:
     """Return the health routes, which bypass FastAPI because anyone may call them often.
 
-    ``/healthz`` touches nothing, not even a thread that a slow store could block.
+    ``/healthz`` depends on no other part of the service, not even on a thread that could be busy.
     """
 
     async def healthz(request: Request) -> Response:
@@ -49,7 +49,7 @@ def health_routes(probe: Probe) -> list[Route]:
 
 
 ALIVE = b'{"status":"ok"}'
-# only for OpenAPI; the routes above respond
+# only describes the routes above for OpenAPI
 described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
 
 
@@ -60,7 +60,7 @@ described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
     response_description="The process is alive",
 )
 def healthz() -> Health:
-    """Return at once, without touching anything. Needs no key."""
+    """Respond at once, without using any other part of the service. Needs no key."""
     raise AssertionError("health_routes responds; this function only documents it")
 
 
@@ -69,7 +69,7 @@ def healthz() -> Health:
     operation_id="readyz",
     summary="Check that all parts work",
     response_description="All parts work",
-    responses={503: {"model": Readiness, "description": "A part does not work"}},
+    responses={503: {"model": Readiness, "description": "At least one part does not work"}},
 )
 def readyz() -> Readiness:
     """Check the database, the blob store and the workers; 503 if one fails. Needs no key."""
@@ -109,7 +109,7 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield readable
     number = GaugeMetricFamily("calibrd_fits", "Fits by status.", labels=("status", "queue"))
     seconds = CounterMetricFamily(
-        "calibrd_fit_seconds", "Seconds that finished fits took.", labels=("status", "queue")
+        "calibrd_fit_seconds", "Total duration of finished fits.", labels=("status", "queue")
     )
     for (status, queue), (count, total) in counts.items():
         number.add_metric((status, queue), count)

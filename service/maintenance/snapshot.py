@@ -23,7 +23,7 @@ def copy_database(file: Path, target: Path) -> None:
     """Copy a consistent snapshot of a SQLite database while other processes read and write it."""
     with _translate_errors():
         try:
-            # writable if possible: then closing the last connection removes -wal and -shm
+            # writable if possible, because closing the last connection then removes -wal and -shm
             _copy(file, target, "mode=rw")
         except sqlite3.OperationalError as error:
             if _kind(error) not in NOT_WRITABLE or _changes(file).exists():
@@ -41,7 +41,7 @@ def check_copy(path: Path) -> None:
 
 
 def schema_of(path: Path) -> str | None:
-    """Return the schema revision of a copy, or None if it has no tables of ours."""
+    """Return the schema revision of a copy; None if it is not a calibrd database."""
     with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         try:
             found = copy.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchall()  # noqa: S608
@@ -65,11 +65,11 @@ def _copy(file: Path, target: Path, how: str) -> None:
         closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?{how}", uri=True)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
-        source.backup(copy)  # in one step: with several, every write would restart it
+        source.backup(copy)  # in a single step, because a write between two steps would restart it
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:
-    """Copy without a lock, as in a read-only folder; raise if the file changed meanwhile."""
+    """Copy without a lock, for a read-only folder; raise if the file changed during the copy."""
     before = file.stat()
     _copy(file, target, "immutable=1")
     after = file.stat()

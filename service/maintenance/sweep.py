@@ -1,17 +1,18 @@
-"""Delete orphans: blobs that no row refers to, and none ever will.
+"""Delete orphans: blobs that no row refers to, and that no row ever will.
 
-Deleting them is safe while the service runs, because:
+Deleting them is safe while the service runs, for these reasons:
 
-- A key holds the id of its row, new for each writer (``blob_keys``), and a writer that has not
-  committed the row within an hour of the blob never does (``PendingBlobs``). Transactions are
-  short: PostgreSQL ends idle ones, and a SQLite writer keeps ours from starting. So the writer of a
-  much older blob without a row is gone.
+- The key of a blob contains the id of its row, which is new for each writer (``blob_keys``). A
+  writer that has not committed the row within an hour of writing the blob never does
+  (``PendingBlobs``). Transactions are short: PostgreSQL ends idle ones, and on SQLite the sweep's
+  own transaction cannot start while another one writes. So if a much older blob has no row, its
+  writer has ended.
 - While a dataset is being uploaded, its parts and the results of commits are kept, even without
   a row.
-- The bytes of a known dataset that is uploaded again are written under the key of its row.
-- Blobs of unknown workspaces belong to another database.
-- A copy or an older state of a database lacks rows of the newer one. So every sweep writes a new
-  token to the store and to the database, and starts only if the store has the last token.
+- If a known dataset is uploaded again, its bytes are written under the key of the existing row.
+- Blobs of unknown workspaces belong to another database, and are not deleted.
+- A copy or an older state of a database lacks rows of the newer one. Therefore every sweep writes
+  a new token to the store and to the database, and only starts if the store has the last token.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Swept:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
         return (
             f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
-            f"{self.kept} kept, {self.unknown} of unknown origin left alone"
+            f"{self.kept} kept, {self.unknown} of unknown origin not deleted"
         )
 
 
@@ -90,7 +91,10 @@ def sweep(
 
 
 def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
-    """Write a new token; raise Conflict unless the store has our last one or the one before."""
+    """Write a new token; raise Conflict if the store has an unknown one.
+
+    Known are the last token of this database and the one before it.
+    """
     with database.read() as store:
         ours = store.chores.note(CHORE).split()
     there = (blobs.peek(TOKEN) or b"").decode()
@@ -129,7 +133,7 @@ def _orphans(
 
 
 class _Rows:
-    """The rows for the ids in some keys."""
+    """The rows for the ids in a list of keys."""
 
     def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
         self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})
@@ -138,7 +142,7 @@ class _Rows:
         self._datasets = store.datasets.hashes({key.id for key in keys} - of_versions)
 
     def lack(self, key: ParsedKey) -> bool:
-        """Return whether a key of a known workspace has no row."""
+        """Return whether the key belongs to a known workspace but has no row."""
         return key.workspace in self.workspaces and not self._name(key)
 
     def _name(self, key: ParsedKey) -> bool:

@@ -63,7 +63,7 @@ def register(
     *,
     key: str | None = None,
 ) -> Version:
-    """Add a version from a registration, or return the one that this key added before."""
+    """Add a version from a registration; with a repeated key, return the version added before."""
     report, facts = _checked(sent)
     request = asdict(sent) | {
         "content": facts["map_sha256"],
@@ -93,14 +93,14 @@ def register(
             )
             idempotency.keep(store, principal, key, request, {"version": made.number})
             return made
-    pending.delete()  # a concurrent request with the same key was first
+    pending.delete()  # a concurrent request with the same key was faster
     return known
 
 
 def _registered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> Version | None:
-    """Return the version that an earlier, equal registration with this key added, if any."""
+    """Return the version added by an earlier identical request with this key; None if none."""
     known = idempotency.answered(store, principal, key, request)
     if known is None:
         return None
@@ -151,7 +151,7 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
 
 
 def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, str | None]:
-    """Check the judged rows, if any; return the version's columns for them."""
+    """Check the judged rows, if any, and return the columns of the version that describe them."""
     if content is None:
         return {"judged_sha256": None, "judged_data": None}
     try:
@@ -167,7 +167,7 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
 
 
 def _check_header(content: bytes) -> None:
-    """Raise Invalid, before parsing the header, if it is larger than any that we write."""
+    """Raise Invalid if the header is larger than that of any fitted map, before parsing it."""
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
@@ -177,7 +177,7 @@ def _check_header(content: bytes) -> None:
 
 
 def _check_answers(fitted: CalibrationMap) -> None:
-    """Raise Invalid unless a map returns probabilities for a fixed set of rows."""
+    """Raise Invalid unless a map returns valid probabilities for a fixed set of rows."""
     if fitted.k > MAX_CLASSES:
         raise Invalid(
             "bad_map", f"a map must have at most {MAX_CLASSES:,} classes, got {fitted.k:,}"
@@ -193,7 +193,7 @@ def _check_answers(fitted: CalibrationMap) -> None:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether every JSON parser can read a value: finite, not too deep, valid text."""
+    """Return whether every JSON parser can read a value: finite, not nested deeply, valid text."""
     match value:
         case None | bool():
             return True
@@ -217,7 +217,7 @@ def _is_text(value: str) -> bool:
 
 
 def _report(report: dict[str, Any]) -> Report:
-    """Return the report, which is untrusted; raise Invalid if it cannot be read and rendered."""
+    """Return an untrusted report; raise Invalid if it cannot be read and rendered."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
     check_limits(report)
@@ -242,12 +242,12 @@ def _report(report: dict[str, Any]) -> Report:
 
 
 def _not_drawn(spec: dict[str, Any]) -> str:
-    """Return no SVG: building the chart is check enough, and drawing takes ten times as long."""
+    """Return an empty SVG: building the chart checks it, and drawing takes ten times as long."""
     return ""
 
 
 def _check_verdict(report: Report) -> None:
-    """Raise Invalid unless the verdict, which can allow promotion, follows from the intervals."""
+    """Raise Invalid if the verdict, which can permit a promotion, contradicts the intervals."""
     if report.verdict != decide(report.n, report.change):
         raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
 

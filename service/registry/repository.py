@@ -58,7 +58,10 @@ class Calibrators(Repository):
         fit_info: dict[str, Any] | JsonText,
         **facts: Any,
     ) -> Version:
-        """Add the next version of a calibrator and its report; ``id`` is part of its blob keys."""
+        """Add the next version of a calibrator, with its report.
+
+        ``id`` is the id of the version, which is part of the keys of its blobs.
+        """
         size = blob_bytes + json_bytes(report, fit_info, facts)
         counted = (
             update(calibrators)
@@ -85,7 +88,7 @@ class Calibrators(Repository):
     def judged(
         self, workspace: str, name: str, number: int
     ) -> tuple[Version, dict[str, Any] | None] | None:
-        """Return a version and its report, in one statement."""
+        """Return a version and its report, read in one statement; None if there is none."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         is_its = (reports.c.calibrator == versions.c.calibrator) & (
             reports.c.number == versions.c.number
@@ -104,7 +107,7 @@ class Calibrators(Repository):
         return Version(**facts), document
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
-        """Return the SHA-256 hashes of the blobs of these versions, by id, if they exist."""
+        """Return the SHA-256 hashes of the blobs of the versions that exist, by version id."""
         blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
         rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
         return {id: set(sha256s) for id, *sha256s in rows}
@@ -143,7 +146,7 @@ class Calibrators(Repository):
         return self.session.scalar(chosen) is not None
 
     def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
-        """Change the tags or the description of a version, and count the difference of bytes."""
+        """Change the tags or the description of a version, and update its calibrator's size."""
         mine = self._is(versions, calibrator, number)
         before = self._one(Version, select(versions).where(mine).with_for_update())
         if before is None:

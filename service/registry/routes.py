@@ -94,7 +94,7 @@ def list_calibrators(
 
 @router.get("/calibrators/{name}", summary="Get a calibrator and its aliases")
 def get_calibrator(joined: Joined, caller: Caller, name: openapi.Name) -> CalibratorOut:
-    """Return a calibrator's newest version and where its aliases point."""
+    """Return the newest version of a calibrator, and its aliases."""
     with joined.database.read() as store:
         found = versions.calibrator_named(store, caller, name)
         return CalibratorOut.of(found, store.aliases.all_of(found.id))
@@ -136,7 +136,7 @@ async def register_version(
     body: RegisterIn,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
-    """Register a map without sending its data: only the map and its report are sent."""
+    """Register a map that was fitted elsewhere. Only the map and its report are sent, no data."""
     key = check_key(idempotency_key)
 
     def registered() -> Version:
@@ -165,7 +165,7 @@ register_version.most_body_cost = MAX_REGISTERED_COST  # type: ignore[attr-defin
 def get_version(
     joined: Joined, caller: Caller, name: openapi.Name, number: openapi.Number
 ) -> VersionOut:
-    """Return a version's method, parameters, data, model, libraries, verdict and map hash."""
+    """Return a version: method, parameters, data, model, libraries, verdict and map hash."""
     with joined.database.read() as store:
         return VersionOut.of(name, versions.find(store, caller, name, number))
 
@@ -228,7 +228,7 @@ def get_onnx(
 ) -> Response:
     """Return an ONNX model that maps float32 logits (n, k) to probabilities (n, k).
 
-    It was checked to return the same results as the map.
+    When the version was fitted, its output was checked against that of the map.
     """
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
@@ -243,7 +243,7 @@ def get_onnx(
 def _blob(
     joined: Parts, caller: Principal, key: str, sha256: str, if_none_match: str | None
 ) -> Response:
-    """Return immutable bytes, or 304 if the caller has them."""
+    """Return immutable bytes, or 304 if the caller already has them."""
     headers = {"ETag": f'"{sha256}"', "Cache-Control": FOREVER}
     if is_known(if_none_match, sha256):
         return Response(status_code=304, headers=headers)

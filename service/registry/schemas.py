@@ -45,7 +45,7 @@ class CalibratorOut(Body):
 
 
 class VersionOut(Body):
-    """A fitted map, its origin and its judgement."""
+    """A fitted map, its origin and its verdict."""
 
     calibrator: str = Field(examples=["fashion"])
     number: int = Field(examples=[3])
@@ -93,7 +93,7 @@ class NotesIn(RequestBody):
 
 
 class RegisterIn(RequestBody):
-    """A map fitted elsewhere: its archive in base64, and its report."""
+    """A map that was fitted elsewhere: its archive in base64, and its report."""
 
     map: Annotated[str, Field(max_length=1 << 24, examples=["Y2FsaWJyZAE="])]
     report: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ from service.storage.run_tables import SESSION, run_sessions, run_steps
 
 
 class Stretch(NamedTuple):
-    """The steps, ``first`` to ``last``, that a session contributes to its run's history."""
+    """The steps that a session contributes to the history of its run: ``first`` to ``last``."""
 
     session: int
     first: int
@@ -60,7 +60,7 @@ class RunHistory(Repository):
         return [Shown(one, its_sessions[one.session]) for one in steps]
 
     def last_in_history(self, run: str, until: int) -> RunStep | None:
-        """Return the last decided step in a run's history, at or before the step ``until``."""
+        """Return the last decided step of a run's history that is not after ``until``, if any."""
         for one in reversed(self._line(run)):
             if one.first <= until:
                 step = min(one.last, until)
@@ -71,8 +71,8 @@ class RunHistory(Repository):
     def _line(self, run: str) -> list[Stretch]:
         """Return the history of a run, oldest step first, with one index lookup per session.
 
-        If a later session began at an earlier step, the steps after its base step were repeated:
-        only the repetition belongs to the history. The steps of a session have no gaps.
+        If a later session started from an earlier step, it repeated the steps after that one, and
+        only the repeated steps belong to the history. The steps of a session have no gaps.
         """
         base = run_sessions.c.base_step
         last = (

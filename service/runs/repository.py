@@ -38,7 +38,7 @@ NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
 NOTES = ("tags", "description")
 LONGEST_MERGE = 86_400  # seconds
-AT_ONCE = 16  # statistics, of up to 500 kB each, that are read or deleted together
+AT_ONCE = 16  # number of statistics, of up to 500 kB each, that are read or deleted together
 
 
 class Head(NamedTuple):
@@ -111,7 +111,7 @@ class Runs(Repository):
         return self.change(id, archived_at=func.coalesce(runs.c.archived_at, now()))
 
     def touch(self, id: str, more_bytes: int = 0) -> None:
-        """Record activity of a run, and add to its stored bytes."""
+        """Record that a run was active, and add to its stored bytes."""
         values = {"updated_at": now(), "stored_bytes": runs.c.stored_bytes + more_bytes}
         self._execute(update(runs).where(runs.c.id == id).values(values))
 
@@ -122,7 +122,7 @@ class Runs(Repository):
         return {row[0]: row[1] for row in rows}
 
     def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
-        """Add the next session of a locked run; ``begun`` is capped at now."""
+        """Add the next session of a locked run; a ``begun`` in the future counts as now."""
         number = self.session_count(run)
         begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
         times = {"begun_at": begun_at, "created_at": now()}
@@ -133,7 +133,7 @@ class Runs(Repository):
         return made
 
     def session_count(self, run: str) -> int:
-        """Return how many sessions a run has: the last number, as none is ever deleted."""
+        """Return how many sessions a run has; this is the last number, as none are deleted."""
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
@@ -148,7 +148,7 @@ class Runs(Repository):
         return self._one(RunSession, select(*SESSION).where(mine))
 
     def session_at(self, run: str, step: int) -> RunSession | None:
-        """Return the session whose part of the history includes ``step`` or starts after it."""
+        """Return the newest session of a run whose base step is at most ``step``."""
         mine = (run_sessions.c.run == run) & (run_sessions.c.base_step <= step)
         return self._one(RunSession, select(*SESSION).where(mine).order_by(*NEWEST).limit(1))
 
@@ -188,7 +188,7 @@ class RunSteps(Repository):
         return list(self.session.scalars(select(content).where(mine, content.is_not(None))))
 
     def claimed(self, session: RunSession, step: int) -> dict[str, Any] | None:
-        """Return the state that a trainer claims to have after an undecided step."""
+        """Return the state that the trainer claims to have after an undecided step."""
         chosen = select(run_statistics.c.claimed).where(_of_step(session, step))
         return self.session.scalar(chosen.order_by(run_statistics.c.rank).limit(1))
 
@@ -259,9 +259,9 @@ class RunSteps(Repository):
         return {SessionKey(run, number): step for run, number, step in rows if step is not None}
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
-        """Return sessions whose next step can be decided: complete, or past the merge timeout.
+        """Return sessions whose next step can be decided: it is complete, or past its timeout.
 
-        Reads indexes only, because a row of statistics may take 500 kB.
+        Only indexes are read, because a row of statistics may have 500 kB.
         """
         if keys is not None and not keys:
             return []
@@ -304,7 +304,7 @@ class RunSteps(Repository):
 
 
 def _rows_of(keys: Collection[SessionKey]) -> CTE:
-    """Return keys as rows to join with: SQLite uses no index for pairs in a list."""
+    """Return keys as rows to join with, because SQLite uses no index for a list of pairs."""
     columns = (column("run", run_sessions.c.run.type), column("number", Integer))
     return rows_of(*columns, name="keys").data([tuple(key) for key in keys]).cte("keys")
 
@@ -317,7 +317,7 @@ def _with_statistics() -> Subquery:
 
 
 def bytes_until_decided(content: int, claimed: State) -> int:
-    """Return the bytes that statistics and their claimed state take until the step is decided.
+    """Return how many bytes statistics and their claimed state take until a step is decided.
 
     >>> bytes_until_decided(10, {"a": 1})
     18
@@ -326,13 +326,13 @@ def bytes_until_decided(content: int, claimed: State) -> int:
 
 
 def _with_bytes(run: str, more: int) -> Update:
-    """Return the statement that adds to the stored bytes of a run."""
+    """Return the statement that adds ``more`` to the stored bytes of a run."""
     values = {"stored_bytes": runs.c.stored_bytes + more}
     return update(runs).where(runs.c.id == run).values(values)
 
 
 def is_decided() -> ColumnElement[bool]:
-    """Return the condition that the step of a row of statistics is decided."""
+    """Return an SQL condition: the step of a row of statistics is decided."""
     its_step = and_(
         run_steps.c.run == run_statistics.c.run,
         run_steps.c.session == run_statistics.c.session,

@@ -52,7 +52,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
 
 LONGEST_WAIT = 60
 SHOWN_SESSIONS = 200
-# a page is serialized in one go: this many numbers take about 50 ms
+# a page is serialised in one go; this many numbers take about 50 ms
 MAX_NUMBERS = 200_000
 NUMBERS_OF_A_BIN = 8
 
@@ -76,8 +76,9 @@ AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
 def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
     """Open a session to post to, and return the state to continue with.
 
-    An existing run continues from its last decided step, or from `state` or `from_step` (then the
-    steps after it are repeated). Sending the same `session` again returns that session.
+    An existing run continues after its last decided step. With `state` or `from_step` it continues
+    from there, and the steps after it are repeated. Sending the same `session` again returns that
+    session.
     """
     opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}
@@ -115,7 +116,7 @@ def list_runs(
 
 @router.get("/{run}", summary="Get a run and its sessions")
 def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
-    """Return a run's position, the metrics of its last step, and its newest 200 sessions."""
+    """Return the position of a run, the metrics of its last step, and its newest 200 sessions."""
     with joined.database.read() as store:
         return _detailed(store, runs.run_named(store, caller, run))
 
@@ -124,7 +125,7 @@ def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
 def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
     """Change tags and description, or archive the run.
 
-    An archived run is hidden from lists and takes no new sessions; open sessions may finish.
+    An archived run is hidden from lists and accepts no new sessions; open sessions may finish.
     """
     if body.tags or body.description:
         with joined.database.read() as store:
@@ -150,10 +151,11 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
 async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
-    """Post a rank's statistics once per step; repeating is safe, different numbers get 409.
+    """Post the statistics of a rank, once per step.
 
-    A step is decided when all ranks have posted and the previous step is decided; steps may arrive
-    in any order. Statistics that arrive after the decision are `late`: recorded, but not merged.
+    Repeating a request is safe; different statistics get 409. A step is decided when all ranks have
+    posted and the previous step is decided; steps may arrive in any order. Statistics that arrive
+    after the decision are `late`: they are recorded, but not merged.
     """
 
     def recorded() -> runs.Recorded:
@@ -233,7 +235,7 @@ def _numbers(shown: Shown) -> int:
 async def _read_state(
     joined: Parts, caller: Principal, name: str, session: str | None
 ) -> tuple[records.SessionKey, RunStateOut]:
-    """Return the position of a session after deciding due steps; merging may take seconds."""
+    """Decide due steps, and return the position of a session; merging may take seconds."""
     executors, workspace = joined.executors, caller.workspace
     key, answer, is_due = await executors.query.run(
         workspace, _state, joined, caller, name, session

@@ -51,7 +51,7 @@ Numbers = Annotated[list[float], Field(max_length=1001)]
 
 
 def _fields_of(kind: type[Any]) -> dict[str, Any]:
-    """Return a dataclass's fields for use in a body, with their bounds and defaults."""
+    """Return the fields of a dataclass for use in a body, with their bounds and defaults."""
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], one.default) for one in fields(kind)}
 
@@ -60,7 +60,7 @@ _SettingsFields = create_model("_SettingsFields", __base__=RequestBody, **_field
 
 
 class SettingsBody(_SettingsFields):  # type: ignore[misc, valid-type]
-    """How gammas follow the gap between confidence and accuracy in their bins."""
+    """Settings for updating the gamma of each bin from its gap between confidence and accuracy."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -99,9 +99,10 @@ BEGIN = {
 class OpenRunIn(RequestBody):
     """A run to start or continue, from its last step unless ``state`` or ``from_step`` is given.
 
-    `decides` says who merges and updates: the trainer, which then sends its state, or the
-    service, which waits for all ranks, at most `merge_timeout` seconds. `begun` is for a session
-    that is reported late: of two sessions, the one that began later is the newer.
+    `decides` states who merges the ranks and updates the state: the trainer, which then sends its
+    state, or the service, which waits for all ranks for at most `merge_timeout` seconds. `begun` is
+    the start time of a session that is reported later: the newest session is the one that began
+    last.
     """
 
     name: Annotated[str, Field(max_length=64, examples=[RUN_NAME])]
@@ -119,7 +120,7 @@ class OpenRunIn(RequestBody):
 
 
 class StatisticsIn(RequestBody):
-    """Statistics of a validation pass; ``state`` is sent by a trainer that decides steps itself."""
+    """Statistics of a validation pass; a trainer that decides steps itself also sends ``state``."""
 
     session: SessionId
     rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = 0
@@ -151,7 +152,7 @@ class RunMetricsOut(Body):
 
 
 def _filled(*values: float, empty: float | None = None) -> list[float | None]:
-    """Return values for the 15 bins of an example, of which four hold one row each."""
+    """Return values for the 15 bins of an example, four of which contain one row each."""
     found = dict(zip((5, 8, 11, 13), values, strict=True))
     return [found.get(place, empty) for place in range(15)]
 
@@ -174,7 +175,7 @@ class RunBinsOut(BarsOut):
 
 
 class RunSessionOut(Body):
-    """One start of a training job: its steps follow ``base_step``."""
+    """One start of a training job; its first step is the one after ``base_step``."""
 
     id: str = Field(examples=[SESSION_ID])
     number: int = Field(examples=[1])
@@ -211,7 +212,7 @@ class RunOut(Body):
 
     @classmethod
     def of(cls, run: records.Run, head: Head, last: records.RunStep | None, **more: Any) -> Self:
-        """Return the response body of a run at ``head`` whose last decided step is ``last``."""
+        """Return the response body of a run at position ``head`` with the decided step ``last``."""
         return cls(
             name=run.name,
             kind=run.kind,
@@ -235,7 +236,7 @@ class RunDetailOut(RunOut):
 
 
 class OpenedRunOut(RunOut):
-    """An opened session in a run: it continues after ``step`` with ``state`` (null for monitor)."""
+    """An opened session of a run: continue after ``step`` with ``state`` (null for a monitor)."""
 
     step: int = Field(examples=[0])
     metrics: RunMetricsOut | None = Field(examples=[None])
@@ -251,7 +252,7 @@ class OpenedRunOut(RunOut):
 
 
 class StepDecisionOut(Body):
-    """The status of a step: decided, with the state after it, or waiting for other statistics."""
+    """The status of a step: decided (with the state after it), or waiting for other statistics."""
 
     step: int = Field(examples=[1])
     session: str = Field(examples=[SESSION_ID])
@@ -290,8 +291,8 @@ class RunStateOut(Body):
 class RunStepOut(Body):
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``bins`` have equal mass, the bins in ``reliability`` equal width; ``switched`` lists the bins
-    whose gamma changed sign.
+    ``bins`` has bins of equal mass and ``reliability`` bins of equal width. ``switched`` lists the
+    bins whose gamma changed sign.
     """
 
     step: int = Field(examples=[1])

@@ -1,8 +1,9 @@
 """Record the statistics that ranks post, and decide the steps of runs.
 
-Merging thousands of ranks takes seconds, so it happens outside of any transaction: statistics are
-read a few at a time, and the write lock is taken only to check that the ranks are still those that
-were merged, and to write the decision. Two processes may merge the same step; only one writes it.
+Merging thousands of ranks takes seconds, so it happens outside of any transaction. Statistics are
+read a few at a time. The write lock is only taken to check that no other ranks have posted since
+they were merged, and to write the decision. Two processes may merge the same step, but only one
+writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from service.storage.records import Run, RunSession, RunStatistics, RunStep, Ses
 from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
-# how many steps statistics may be ahead of the last decided step
+# the number of steps that statistics may be ahead of the last decided step
 MAX_AHEAD = 10_000
 # steps decided per call, so that the caller does not wait long
 MAX_AT_ONCE = 50
@@ -57,7 +58,7 @@ class SentStatistics:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Serialize and hash outside of the transaction; the hash covers numbers and state."""
+        """Serialise and hash outside of the transaction; the hash covers statistics and state."""
         self.claimed = None if self.state is None else self.state.to_dict()
         self.content = self.statistics.to_bytes()
         self.size = ROW_BYTES + bytes_until_decided(len(self.content), self.claimed)
@@ -66,7 +67,7 @@ class SentStatistics:
 
 
 class Posted(NamedTuple):
-    """The status of a step after a post."""
+    """The status of a step after statistics were posted."""
 
     ranks: list[int]
     late: bool
@@ -74,7 +75,7 @@ class Posted(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Recorded statistics, and whether the next step in their session can be decided."""
+    """Recorded statistics, and whether the next step of their session can be decided."""
 
     session: RunSession
     step: int
@@ -83,7 +84,7 @@ class Recorded(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """The next step in a session as read: the ranks that posted, and the state before the step."""
+    """The next step of a session when it was read: its ranks, and the position before the step."""
 
     session: RunSession
     head: Head
@@ -105,7 +106,7 @@ def run_named(store: Store, principal: Principal, name: str) -> Run:
 
 
 def session_of(store: Store, run: Run, id: str | None) -> RunSession:
-    """Return a session of a run by its id, by default the newest."""
+    """Return a session of a run by its id; the newest session if ``id`` is None."""
     if id is None:
         return store.runs.sessions(run.id, 1)[0]
     found = store.runs.session_named(run.id, id)
@@ -119,7 +120,8 @@ def record(
 ) -> Recorded:
     """Record a rank's statistics; raise TooLarge if the workspace would exceed its quota.
 
-    Under the write lock only the rank's own statistics are read: there may be thousands of ranks.
+    While the write lock is held, only the statistics of this rank are read, because there may be
+    thousands of ranks.
     """
     with database.read() as store:
         run = run_named(store, principal, name)
@@ -135,7 +137,7 @@ def record(
 
 
 def outcome(database: Database, recorded: Recorded) -> Posted:
-    """Return the status of a step after a post."""
+    """Return the status of a step after statistics were posted."""
     session, step = recorded.session, recorded.step
     with database.read() as store:
         ranks = store.run_steps.ranks(session, step)
@@ -145,8 +147,8 @@ def outcome(database: Database, recorded: Recorded) -> Posted:
 def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
     """Decide the steps of a session that are due; return False if that failed or was skipped.
 
-    It is skipped if another thread of this process is still at it after ``wait`` seconds. A failure
-    is logged rather than raised, because it must not hold up other sessions.
+    It is skipped if another thread of this process is still deciding them after ``wait`` seconds. A
+    failure is logged rather than raised, so that it does not delay other sessions.
     """
     with _locks_guard:
         lock = _locks.setdefault(key, threading.Lock())
@@ -181,7 +183,7 @@ class _Merge:
         self.total = BinStatistics.empty()
 
     def add(self, database: Database, pending: _Pending) -> bool:
-        """Merge the ranks not merged yet; return False if their statistics have been deleted."""
+        """Merge the ranks that are still missing; return False if their statistics were deleted."""
         missing = [rank for rank in pending.ranks if rank not in self.ranks]
         for first in range(0, len(missing), AT_ONCE):
             some = missing[first : first + AT_ONCE]
@@ -189,7 +191,7 @@ class _Merge:
                 found = store.run_steps.contents(pending.session, self.step, some)
             if len(found) < len(some):
                 return False  # another process decided the step first
-            # sum the small ones first: adding to the large total takes longer
+            # sum the new ones first, because adding each to the large total takes longer
             self.total += sum(map(BinStatistics.from_bytes, found), BinStatistics.empty())
             self.ranks.update(some)
         return True
@@ -198,8 +200,8 @@ class _Merge:
 def _decide_next(database: Database, key: SessionKey) -> bool:
     """Decide the next step of a session; return False if it is not due.
 
-    A rank that posts while others are being merged is either merged as well, or its statistics
-    arrive after the decision was written and are late.
+    The statistics of a rank that posts while others are being merged are either merged as well, or
+    arrive after the decision was written, and are late.
     """
     merge: _Merge | None = None
     lost: int | None = None
@@ -212,7 +214,7 @@ def _decide_next(database: Database, key: SessionKey) -> bool:
             merge = _Merge(pending.step)
         if not merge.add(database, pending):
             if lost == pending.step:
-                raise RuntimeError(f"statistics of step {lost}, which is not decided, are gone")
+                raise RuntimeError(f"statistics of the undecided step {lost} are missing")
             lost = pending.step
             continue
         decision = _decision(pending, merge.total)
@@ -222,7 +224,7 @@ def _decide_next(database: Database, key: SessionKey) -> bool:
 
 
 def _pending(store: Store, key: SessionKey) -> _Pending | None:
-    """Return the next step of a session, None if it is not due."""
+    """Return the next step of a session; None if it is not due."""
     session = store.runs.session_numbered(*key)
     assert session is not None  # noqa: S101 - sessions are never deleted
     head = store.run_steps.head(session)
@@ -234,7 +236,7 @@ def _pending(store: Store, key: SessionKey) -> _Pending | None:
 
 
 def _write(store: Store, pending: _Pending, merge: _Merge, decision: dict[str, Any]) -> bool:
-    """Write a decision unless its ranks or its session changed; return whether it was written."""
+    """Write a decision; return False if its ranks or its session have changed in the meantime."""
     session = pending.session
     store.runs.lock(session.run)
     if store.run_steps.head(session).step != pending.head.step:
@@ -250,7 +252,7 @@ def _write(store: Store, pending: _Pending, merge: _Merge, decision: dict[str, A
 
 
 def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
-    """Return the columns of a step, except its ranks; without rows, only its number is new."""
+    """Return the columns of a step, except its ranks; without rows, the state does not change."""
     bins = WIDTHS
     after: AdaFocalState | None = None
     verified: bool | None = None
@@ -283,7 +285,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
 
 
 def _recorded(store: Store, session: RunSession, sent: SentStatistics) -> RunStatistics:
-    """Record a rank's statistics unless they are known; after the decision they are late."""
+    """Record a rank's statistics once; mark them late if the step has been decided."""
     head = store.run_steps.head(session)
     if sent.step > head.step + MAX_AHEAD:
         raise Invalid(
@@ -336,7 +338,7 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
     """Raise if a rank's share is so large that the sum over all ranks could overflow."""
-    share = f"statistics of one of {session.world_size} ranks may hold at most"
+    share = f"statistics of one of {session.world_size} ranks may contain at most"
     most = MAX_ROWS // session.world_size
     if statistics.rows > most:
         raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
@@ -348,7 +350,7 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise unless a state is sent if and only if the trainer decides."""
+    """Raise Invalid if a required state was not sent, or if a state was sent but not required."""
     if sent.state is None:
         if needed:
             raise Invalid("bad_state", "state is missing: the trainer decides and must send it")
@@ -357,12 +359,12 @@ def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
     if not needed:
         raise Invalid("bad_state", "state must be null: the service decides in this session")
     if sent.state.step != sent.step:
-        raise Invalid("bad_state", f"state must be of step {sent.step}, got step {sent.state.step}")
+        raise Invalid("bad_state", f"state must be for step {sent.step}, got {sent.state.step}")
 
 
 def check_state(run: Run, state: AdaFocalState) -> None:
-    """Raise if a state cannot belong to this run."""
+    """Raise Invalid if a state cannot belong to this run."""
     if run.settings is None:
-        raise Invalid("bad_state", f"state must be null: {run.name!r} is of kind 'monitor'")
+        raise Invalid("bad_state", f"state must be null: the run {run.name!r} is a monitor")
     if asdict(state.settings) != run.settings:
         raise Invalid("bad_state", f"the settings in state differ from those of {run.name!r}")

@@ -1,4 +1,4 @@
-"""Open sessions of training runs (start a run, or continue it), and annotate runs."""
+"""Open sessions of training runs (to start or continue a run), and annotate runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Opening:
 
 
 class Opened(NamedTuple):
-    """An opened session in a run, and its position."""
+    """An opened session of a run, and its position."""
 
     run: Run
     session: RunSession
@@ -47,7 +47,7 @@ class Opened(NamedTuple):
 
 
 def open_session(store: Store, principal: Principal, opening: Opening) -> Opened:
-    """Open a new session of a run, or an existing one by its id; add the run if it is new."""
+    """Open a new session of a run, or return an existing one; add the run if it is new."""
     check_name(opening.name, "a run")
     check_notes(opening.tags, opening.description, "a run")
     if opening.kind == "monitor" and opening.settings is not None:
@@ -81,7 +81,7 @@ def open_session(store: Store, principal: Principal, opening: Opening) -> Opened
 
 
 def last_step(store: Store, run: Run, head: Head) -> RunStep | None:
-    """Return the last decided step of a session, or of the line that it continues."""
+    """Return the last decided step of a session, or of the history that it continues."""
     return head.decided or store.run_history.last_in_history(run.id, head.step)
 
 
@@ -148,8 +148,8 @@ def _check_count(store: Store, run: Run) -> None:
     if store.runs.session_count(run.id) >= MAX_SESSIONS:
         raise Conflict(
             "too_many_sessions",
-            f"the run {run.name!r} has {MAX_SESSIONS:,} sessions, which is the limit: continue "
-            "under another name, and send a state",
+            f"the run {run.name!r} has {MAX_SESSIONS:,} sessions, which is the limit: send the "
+            "state, and continue under another name",
             limit=MAX_SESSIONS,
         )
 
@@ -165,7 +165,7 @@ def _check_same_session(run: Run, session: RunSession, opening: Opening) -> None
 
 
 def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
-    """Return the step that a session starts from, and the state after it."""
+    """Return the step after which a session starts, and the state after that step."""
     if opening.state is not None:
         if opening.from_step is not None:
             raise Invalid("bad_step", "send from_step or state, not both")
@@ -196,7 +196,7 @@ def _base(store: Store, run: Run, opening: Opening) -> tuple[int, State]:
 
 
 def _annotate(store: Store, run: Run, opening: Opening) -> Run:
-    """Add the tags of a continuing job to the run's tags; replace the description if given."""
+    """Add the tags of a job that continues a run; replace the description if the job sent one."""
     store.runs.touch(run.id)
     tags = {**run.tags, **opening.tags}
     description = opening.description or run.description

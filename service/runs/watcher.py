@@ -22,9 +22,9 @@ _log = structlog.get_logger("calibrd.runs")
 
 
 class RunWatcher(Watcher[SessionKey, int]):
-    """Follows the last decided step of each session, and has due steps decided.
+    """Watches the last decided step of each session, and starts merges for steps that are due.
 
-    Merging takes up to a minute, so it does not run on the polling thread; at most one merge per
+    Merging takes up to a minute, so it does not run on the polling thread. At most one merge per
     workspace runs at a time.
     """
 
@@ -39,7 +39,7 @@ class RunWatcher(Watcher[SessionKey, int]):
     async def beyond(
         self, key: SessionKey, workspace: str, step: int, after: int, seconds: float
     ) -> int:
-        """Return the last decided step once it is greater than ``after``, or after ``seconds``."""
+        """Return the last decided step; wait up to ``seconds`` until it exceeds ``after``."""
         self._workspaces[key] = workspace
         try:
             return await self.until(key, step, lambda current: current > after, seconds)
@@ -53,7 +53,7 @@ class RunWatcher(Watcher[SessionKey, int]):
         self._merges.shutdown(wait=False, cancel_futures=True)
 
     def _read_steps(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
-        """Return the last decided steps; a workspace that takes too long holds up no other."""
+        """Return the last decided steps; a workspace that takes too long does not delay others."""
         by_workspace: dict[str | None, list[SessionKey]] = {}
         for key in keys:
             by_workspace.setdefault(self._workspaces.get(key), []).append(key)
@@ -100,10 +100,10 @@ def decide_due(database: Database) -> int:
 
 
 def release_merged(database: Database, limit: int = 100) -> int:
-    """Delete the statistics of decided steps, in short transactions; return how many steps.
+    """Delete the statistics of decided steps, in short transactions; return the number of steps.
 
-    After each transaction it sleeps for as long as that took, so that other writers get a turn:
-    SQLite does not queue waiting writers.
+    After each transaction this sleeps for as long as the transaction took, so that other writers
+    get a turn: SQLite does not queue waiting writers.
     """
     with database.read() as store:
         merged = store.run_steps.unreleased(limit)

@@ -42,13 +42,13 @@ def predict(
 ) -> Prediction:
     """Return the calibrated probabilities; with ``dtype`` float64 they are computed in float64.
 
-    ``level`` also requests the credible band of the confidence; a map without one is refused.
-
-    With segments, each row is calibrated for its segment; a map without segments accepts them only
-    with labels, for the evaluation. A map that needs features is refused without them, and one that
-    needs none with them; a head is not used. A list of numbers (k,) is one row. A map of two
-    classes accepts rows of one number (the logit or probability of class 1) as well as of two, so
-    it refuses such a list as ambiguous.
+    - ``level`` also requests the credible band of the confidence; a map without one raises.
+    - With segments, each row is calibrated for its segment. A map without segments accepts them
+      only with labels, for the evaluation.
+    - A map that needs features raises without them; any other map raises with them. A head is not
+      used.
+    - A list of numbers (k,) is one row. A map of two classes accepts rows of one number (the logit
+      or probability of class 1) as well as of two, so it refuses such a list as ambiguous.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -70,7 +70,7 @@ def predict(
     except MapError as error:
         raise Unusable(
             "map_not_finite",
-            f"this version cannot be used: {error}; point aliases at another version",
+            f"this version cannot be used ({error}): point its aliases at another version",
         ) from error
     note = None if segments is None else fitted.unknown_note(segments)
     if note is None:
@@ -99,7 +99,7 @@ def _top_classes(probabilities: Array, count: int) -> Array:
     if count == 1:
         best: Array = probabilities.argmax(axis=1)
         return best[:, np.newaxis]
-    # ties go to the first classes, so take classes above the smallest probability first
+    # ties go to the first classes: take all classes above the smallest probability, then fill up
     least = -np.partition(-probabilities, count - 1, axis=1)[:, count - 1 : count]
     is_above, is_equal = probabilities > least, probabilities == least
     left = count - is_above.sum(axis=1, keepdims=True)
@@ -138,7 +138,7 @@ def check_evaluable(rows: int, classes: int) -> None:
 def evaluation(
     probabilities: Array, labels: Array, segments: Array | Segments | None = None
 ) -> dict[str, Any]:
-    """Return the report on probabilities as plain JSON, by segment if segments were sent."""
+    """Return the report on probabilities as plain JSON, also by segment if segments were sent."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(
         probabilities, labels, segments, rounding=0.0, warn=False
@@ -148,7 +148,7 @@ def evaluation(
 
 
 def model_mismatch(served: Served, model: str) -> str | None:
-    """Return a sentence in ASCII if the map was fitted for another model, else None."""
+    """Return a sentence in ASCII if the map was fitted for another model, otherwise None."""
     if model == served.model:
         return None
     fitted_for = "an unknown model" if served.model is None else _shown(served.model)
@@ -191,7 +191,7 @@ def _apply(
     features: Array | None,
     level: float | None,
 ) -> Prediction:
-    """Apply a map; report changed input as warnings in the result, not as Python warnings."""
+    """Apply a map; the result contains warnings about changed input instead of raising them."""
     logits, clipped = fitted.read(values)
     warnings: tuple[str, ...] = ()
     if clipped is not None and (clipped.raised or clipped.normalised):
@@ -214,7 +214,7 @@ INLINE_JSON_BYTES = 1 << 14
 INLINE_QUERY_BYTES = 1 << 12
 INLINE_COST = 1 << 15
 MAX_COST = 1 << 30  # several seconds
-# costs in units of one number in a softmax, about 20 ns: of a row, and of writing it
+# costs in units of one number in a softmax, about 20 ns: of a row, and of writing its numbers
 ROW_COST = 8
 JSON_COST = 4
 TOP_ROW_COST = 64
@@ -224,7 +224,7 @@ JSON_BYTES = {4: 12, 8: 20}
 
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
-    """Return whether a response is faster to compute than to pass to another thread."""
+    """Return whether a response is computed faster here than on another thread."""
     rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
@@ -247,8 +247,8 @@ def check_call_cost(served: Served, values: Array) -> None:
         most = MAX_COST * rows // cost
         raise TooLarge(
             "too_many_rows",
-            f"this map is slow per row: at most {most} rows are calibrated in one call, "
-            f"got {rows}; send fewer, or apply the map with the SDK",
+            f"this map takes long per row: at most {most} rows are calibrated in one call, "
+            f"got {rows}: send fewer, or apply the map with the SDK",
             limit=most,
         )
 
@@ -267,7 +267,7 @@ class LargeCalls:
 
 
 def check_answer(size: int, limit: int, advice: str) -> None:
-    """Raise TooLarge if a response would be too large, before it is computed."""
+    """Raise TooLarge if the response would have more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
@@ -277,7 +277,7 @@ def check_answer(size: int, limit: int, advice: str) -> None:
 
 
 def check_calculation(size: int, limit: int) -> None:
-    """Raise TooLarge if the probabilities of all classes, before selection, take too many bytes."""
+    """Raise TooLarge if the probabilities of all classes would have more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
@@ -288,7 +288,7 @@ def check_calculation(size: int, limit: int) -> None:
 
 
 def model_in_header(value: bytes) -> str:
-    """Decode a fingerprint in a header: UTF-8, as most clients send it, or else Latin-1."""
+    """Decode a fingerprint in a header: as UTF-8, which most clients send, or as Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -298,7 +298,7 @@ def model_in_header(value: bytes) -> str:
 def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> str | None:
     """Raise Conflict, or return a warning, if the map was fitted for another model.
 
-    ``stated`` are all fingerprints in the request, from the header and the parameter.
+    ``stated`` contains all fingerprints in the request, from the header and the parameter.
     """
     if not stated:
         return None
@@ -311,7 +311,7 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         )
     if not model:
         raise Invalid(
-            "bad_parameter", "the model's fingerprint must not be empty: send it or leave it out"
+            "bad_parameter", "the model's fingerprint must not be empty: send one, or leave it out"
         )
     mismatch = model_mismatch(served, model)
     if mismatch is None:

@@ -38,7 +38,7 @@ MAP_OVERHEAD = 2048  # bytes that a map takes in addition to its arrays and name
 PLACE_OVERHEAD = 1024  # bytes that a cache key takes
 # each is looked up about once a second, by one thread for all workspaces
 ALIASES_PER_WORKSPACE = 4_000
-# how long one workspace loads maps in a round of a refresh, and how long a refresh takes at most
+# time limits of one workspace in a round of a refresh, and of a whole refresh
 ROUND_SECONDS, REFRESH_SECONDS = 0.05, 5.0
 
 _log = structlog.get_logger("calibrd.serving")
@@ -68,9 +68,9 @@ class CacheKey(NamedTuple):
 class Maps:
     """The maps in the memory of this process, at most ``max_bytes``.
 
-    Beyond that, the workspace with the most bytes loses the map that it loaded first, so loading
-    many maps never evicts another workspace's. A version is held once, regardless of how many
-    aliases refer to it.
+    Beyond that, the workspace with the most bytes loses the map that it loaded first. Loading many
+    maps therefore never evicts those of another workspace. A version is held only once, however
+    many aliases refer to it.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
@@ -96,7 +96,7 @@ class Maps:
         return self._bytes.total()
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
-        """Return a map if it is in memory."""
+        """Return a map, or None if it is not in memory."""
         return self._served.get(CacheKey(principal.workspace, name, ref))
 
     def load(self, principal: Principal, name: str, ref: str) -> Served:
@@ -117,9 +117,9 @@ class Maps:
     def refresh(self) -> None:
         """Find the aliases that have moved, and load the versions that they now point at.
 
-        Workspaces take turns, and aliases are read again after each round, so that one with many
-        large maps does not delay others. If loading fails, the alias keeps its map, and the next
-        refresh tries again.
+        Workspaces take turns, and aliases are read again after each round, so that a workspace with
+        many large maps does not delay others. If loading fails, the alias keeps its map, and the
+        next refresh tries again.
         """
         with self._refreshing:
             tried: set[tuple[CacheKey, int]] = set()
@@ -137,7 +137,7 @@ class Maps:
     def _moved(
         self, tried: Collection[tuple[CacheKey, int]]
     ) -> dict[str, list[tuple[CacheKey, Alias]]]:
-        """Return the aliases in use that have moved, by workspace, but not those of ``tried``."""
+        """Return the aliases in use that have moved, by workspace, without those in ``tried``."""
         with self._lock:
             known = {place: one for own in self._aliases.values() for place, one in own.items()}
         with self._database.read() as store:
@@ -204,7 +204,7 @@ class Maps:
             del self._bytes[place.workspace]
 
     def _read(self, place: CacheKey, version: Version) -> Served:
-        """Return a version's map, from memory or from bytes checked against their hash."""
+        """Return a version with its map, from memory or from bytes that match their hash."""
         id = f"{version.calibrator}@{version.number}"
         known = self._versions.get(id)
         if known is not None:
@@ -232,7 +232,7 @@ class Maps:
 
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:
-    """Return a map without the information on its fit, which predictions do not need."""
+    """Return a map without information about its fit, which predictions do not need."""
     inner: dict[str, Any] = {
         name: _without_info(value)
         for name, value in vars(fitted).items()
@@ -269,11 +269,11 @@ def size_of(value: Any) -> int:
 def _resolve(
     store: Store, principal: Principal, name: str, ref: str
 ) -> tuple[Alias | None, Version]:
-    """Return the version that a number or an alias refers to, and the alias."""
+    """Return the version that a reference names, and the alias if the reference is one."""
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
-        if ref[0] == "0":  # a version has only one name, in the cache as elsewhere
+        if ref[0] == "0":  # a version has only one name, also in the cache
             raise NotFound(
                 "no_such_version",
                 f"{name} has no version {ref}: numbers start at 1, without leading zeros",

@@ -1,7 +1,7 @@
 """Keys of the blob store.
 
-A key contains the id of the row that refers to it, and every writer uses a new id. So no writer
-overwrites the blob of another, and the key of a deleted blob is never reused.
+A key contains the id of the row that refers to it, and every writer uses a new id. Therefore no
+writer overwrites the blob of another, and the key of a deleted blob is never reused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parts_prefix(workspace: str, dataset: str) -> str:
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:
-    """Return the key of a version's map; old versions without an id share keys by hash."""
+    """Return the key of a version's map; old versions have no id, and share keys by hash."""
     return f"{workspace}/maps/{_of_version(version, sha256)}"
 
 

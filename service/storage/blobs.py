@@ -31,8 +31,8 @@ from service.storage.database import check_free
 # S3 refuses parts under 5 MiB; up to four are held while one blob is written
 CHUNK = 5 << 20
 MIN_FREE = 16 << 20
-# timeouts of S3 calls: for a ping, for a map or a list, for a dataset;
-# by default an unreachable server is retried for three minutes, longer than callers wait
+# timeouts of S3 calls: for a ping, for a map or a list, for a dataset; by default, calls to an
+# unreachable server are retried for three minutes, which is longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Blob:
 
 
 class BlobReader(NamedTuple):
-    """A blob whose hash was checked: its size, and how to read the bytes from start to end."""
+    """A blob whose hash was checked: its size, and a function that reads bytes (start, end)."""
 
     size: int
     read: Callable[[int, int], bytes]
@@ -59,7 +59,7 @@ class Blobs:
 
     ``on_damage`` is called with the key of every blob that turns out to be missing or to differ
     from what was written. ``sign_endpoint`` is the address at which clients reach the S3 server,
-    if it differs from the service's.
+    if it is not the one that the service uses.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Blobs:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the blobs; None for a bucket."""
+        """The folder that contains the blobs; None for a bucket."""
         return self._folder
 
     @property
@@ -119,8 +119,8 @@ class Blobs:
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
         """Yield the bytes of a blob in chunks.
 
-        A wrong SHA-256 is detected, and raised, only after the last chunk. If a client may have
-        written the bytes (``by_client``), it is not reported as damage.
+        A wrong SHA-256 raises an error, but only after the last chunk. It is not reported as damage
+        if a client may have written the bytes (``by_client``).
         """
         digest = hashlib.sha256()
         with nullcontext() if by_client else self._reporting_damage(key):
@@ -138,7 +138,7 @@ class Blobs:
             path = self._folder / key
             with self._reporting_damage(key):
                 if not path.exists():
-                    raise BlobMissing("blob_missing", "the stored bytes are gone")
+                    raise BlobMissing("blob_missing", "the stored bytes are missing")
                 with path.open("rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                         raise _corrupt()
@@ -156,7 +156,7 @@ class Blobs:
 
     @contextmanager
     def reader(self, key: str, sha256: str) -> Iterator[BlobReader]:
-        """Provide a blob that must have this SHA-256; it takes neither memory nor a copy."""
+        """Provide a blob that must have this SHA-256, without a copy on disk or in memory."""
         if self._folder is None:
             size = sum(map(len, self.chunks(key, sha256)))
             yield BlobReader(size, partial(self._range, key))
@@ -174,7 +174,7 @@ class Blobs:
             return bytes(obstore.get_range(self._store, key, start=start, end=end))
 
     def list(self, prefix: str = "") -> Iterator[Blob]:
-        """List the blobs whose key begins with a prefix, which ends with a slash or is empty."""
+        """List the blobs whose keys begin with ``prefix``: empty, or ending with a slash."""
         with _translated_errors():
             for page in obstore.list(self._store, prefix or None, chunk_size=1000):
                 for found in page:
@@ -194,8 +194,8 @@ class Blobs:
     def unfinished(self) -> Iterator[Blob]:
         """List partly written files of a folder, which ``list`` leaves out.
 
-        Old files were left behind by writers that died. On S3, only a lifecycle rule of the
-        bucket removes the parts of unfinished uploads.
+        Old files were left behind by writers that died. On S3 this lists nothing: only a lifecycle
+        rule of the bucket removes the parts of unfinished uploads.
         """
         if self._folder is None:
             return
@@ -252,14 +252,14 @@ def _corrupt() -> BlobCorrupt:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate the store's exceptions into ours, without its paths and URLs."""
+    """Translate exceptions of the store into service errors, without its paths and URLs."""
     try:
         yield
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             logger.warning("blob_store_bucket_missing")
             raise Unavailable("blobs_unavailable", "the blob store has no such bucket") from error
-        raise BlobMissing("blob_missing", "the stored bytes are gone") from error
+        raise BlobMissing("blob_missing", "the stored bytes are missing") from error
     except (BaseError, OSError) as error:
         message = str(error)
         is_full = any(f"(os error {number})" in message for number in FULL)
@@ -293,15 +293,16 @@ def log_damage(key: str, error: Damaged) -> None:
 # deadline for committing the row of a written blob
 COMMIT_SECONDS = HOUR
 
-# unlike the monotonic clock it does not stop while the machine sleeps
+# unlike the monotonic clock, it does not stop while the machine sleeps
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class PendingBlobs:
     """Blobs that no row refers to yet; create this object before writing them.
 
-    A blob that no row refers to for a long time is an orphan and is swept. A writer that was paused
-    must no longer refer to it, so it calls ``check`` in the transaction that writes the row.
+    A blob that no row refers to for a long time is an orphan, and is swept. A writer that was
+    paused must not refer to it any more, so every writer calls ``check`` in the transaction that
+    writes the row.
     """
 
     def __init__(self, blobs: Blobs, within: float = COMMIT_SECONDS) -> None:
@@ -315,7 +316,7 @@ class PendingBlobs:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Delete the blobs, as no row will refer to them; failures are left to the sweep."""
+        """Delete the blobs, because no row will refer to them; failures are left to the sweep."""
         for key in self._keys:
             try:
                 self._blobs.delete(key)
@@ -327,6 +328,6 @@ class PendingBlobs:
         if time.clock_gettime(_CLOCK) > self._deadline:
             raise Unavailable(
                 "paused_too_long",
-                "the service was paused after storing the bytes, which may be gone by now: "
-                "try again",
+                "the service was paused after storing the bytes, which may have been deleted "
+                "since: try again",
             )

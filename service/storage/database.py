@@ -1,4 +1,4 @@
-"""The database: one URL, short read and write transactions, and its own clock."""
+"""The database: short read and write transactions on SQLite or PostgreSQL, chosen by URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.storage.repository import as_json
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
 
-# raised while the database is down, or is a read-only replica during a failover
+# raised while the database is down, or is a read-only replica because of a failover
 DATABASE_DOWN = (OperationalError, InternalError, InterfaceError, TimeoutError)
 # failures of the database or the blob store that may be temporary
 TRANSIENT = (*DATABASE_DOWN, Unavailable)
@@ -41,7 +41,7 @@ SLOW = (
 )
 BUSY_SECONDS = 10
 BUSY = "the database took too long: try again"
-# connections of an API replica or a worker; those beyond the first ten are closed after use
+# connections of an API process or a worker; those beyond the first ten are closed after use
 POOL = {"pool_size": 10, "max_overflow": 20}
 # both ends notice a broken connection within about 10 s, instead of 15 minutes by default
 CONNECTION = {
@@ -58,7 +58,8 @@ SERVER = {
     "tcp_keepalives_count": "2",
     "tcp_user_timeout": "10s",
 }
-# our transactions take milliseconds: a stalled client must not lock others out
+# transactions take milliseconds, so these limits only affect stalled clients, which would block
+# others
 STATEMENT_SECONDS = 30
 LIMITS = {
     "statement_timeout": f"{STATEMENT_SECONDS}s",
@@ -67,12 +68,12 @@ LIMITS = {
 }
 # the server's timeout as a share of the client's
 SERVER_SHARE = 0.8
-# the database needs room to delete: this much is reserved, or a twentieth of a small disk
+# deleting needs disk space too: this much is reserved for it, or a twentieth of a small disk
 RESERVE_BYTES = 64 << 20
 RESERVE_PART = 20
 MIN_FREE_PART = 4  # small rows may use the reserve down to this fraction
 SHARE_PART = 4
-# operations of SQLite's virtual machine between two checks of the clock: a few milliseconds
+# operations of SQLite's virtual machine between two checks of the clock; they take milliseconds
 CHECK_EVERY = 50_000
 # the write-ahead log is cut to this length once no reader needs it
 LOG_BYTES = 64 << 20
@@ -89,12 +90,13 @@ class Database:
     """Transactions on SQLite or PostgreSQL.
 
     SQLite runs in WAL mode and is durable at every commit. Its write transactions take the write
-    lock at once (a plain BEGIN that writes later fails under concurrency), round-robin over
-    workspaces, and its read transactions never wait for a writer.
-    ``unlimited`` is an engine without time limits, for migrations and the like. With ``seconds``
-    a transaction on PostgreSQL waits no longer than that for the server, regardless of its state,
-    and a statement on SQLite takes no longer. With ``leaves_room`` only transactions that delete
-    may write to a SQLite file on a nearly full disk.
+    lock when they begin, round-robin over workspaces, because a plain BEGIN that writes later fails
+    under concurrency. Its read transactions never wait for a writer.
+
+    ``unlimited`` is an engine without time limits, for migrations and the like. ``seconds`` limits
+    how long a transaction on PostgreSQL waits for the server in total, whatever state the server is
+    in, and how long a statement on SQLite takes. With ``leaves_room``, only transactions that
+    delete may write to a SQLite file on a nearly full disk.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Database:
 
     @contextmanager
     def write(self, *, deletes: bool = False) -> Iterator[Store]:
-        """Begin a transaction that commits at its end and rolls back on any error."""
+        """Begin a transaction that is committed at its end, or rolled back on any error."""
         if self._checked_folder is not None and not deletes:
             check_free(self._checked_folder, MIN_FREE_PART)
         with (
@@ -198,14 +200,14 @@ class Database:
 
 
 def embedded_file(url: str) -> Path | None:
-    """Return the file of a SQLite database, None for other databases."""
+    """Return the file of a SQLite database; None for other databases."""
     parsed = make_url(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate the errors for a full disk and for a slow statement into ours."""
+    """Translate errors for a full disk and for a slow statement into service errors."""
     try:
         yield
     except (OperationalError, InternalError) as error:
@@ -225,9 +227,10 @@ def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[s
 
 
 def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the server's and the pool's limits; the server's timeouts are shorter.
+    """Return the limits for the server and for the pool.
 
-    This distinguishes a slow server that still responds from one that does not.
+    The server's timeouts are shorter than the client's, so that a slow server that still responds
+    can be distinguished from one that does not.
     """
     if seconds is None:
         return LIMITS, POOL
@@ -269,7 +272,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def limit_statements(engine: Engine, seconds: float) -> None:
-    """Interrupt statements (SQLITE_INTERRUPT) after ``seconds``, including fetching rows."""
+    """Interrupt statements, including the fetching of rows, after ``seconds``."""
 
     @event.listens_for(engine, "connect")
     def _watch(connection: Any, record: Any) -> None:
@@ -279,7 +282,7 @@ def limit_statements(engine: Engine, seconds: float) -> None:
 
     @event.listens_for(engine, "checkin")
     def _end(_connection: Any, record: Any) -> None:
-        # the next user may bypass SQLAlchemy's cursors, as the listener for changes does
+        # the next user may bypass SQLAlchemy's cursors, as NotificationListener does
         record.info["deadline"] = math.inf
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -292,7 +295,7 @@ def check_free(folder: Path, part: int = 1) -> None:
     """Raise NoSpace if a folder's disk has less free space than its reserve divided by ``part``."""
     disk = shutil.disk_usage(folder)
     if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART) // part:
-        raise NoSpace("no_space", "the disk of the service is full: delete something or try later")
+        raise NoSpace("no_space", "the disk of the service is full: delete datasets, or try later")
 
 
 def share_of_disk(folder: Path) -> int:

@@ -1,8 +1,9 @@
 """Client-side deadlines on PostgreSQL, for servers that do not respond.
 
-The server's own timeouts do not help while its processes are stopped, and neither do TCP's,
-because its kernel still sends acknowledgements. So the client adds up every wait on a connection.
-When the time of a transaction is used up, its connection is closed and the caller gets an error.
+The server's own timeouts do not help while its processes are stopped. Neither do those of TCP,
+because the server's kernel still sends acknowledgements. Therefore the client adds up all waits on
+a connection. When a transaction has used up its time, its connection is closed, and the caller gets
+an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class DeadlineMissed(psycopg.OperationalError):
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection whose waits are added up; its transaction has ``left`` seconds."""
+    """A connection whose waits are added up; its transaction has ``left`` seconds left."""
 
     deadlines: Deadlines
     left: float | None = None
@@ -52,11 +53,11 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 class Deadlines:
-    """The deadline of every transaction on an engine: a limit on its total seconds of waiting.
+    """Limits the total time for which each transaction on an engine waits.
 
-    The caller's own time between two statements does not count. After a missed deadline a thread
-    probes the database; while it does not respond, all callers are refused at once. The probe has
-    its own connection: a pool exhausted by slow transactions says nothing about the database.
+    The caller's own time between two statements does not count. After a missed deadline, a thread
+    probes the database; until the database responds, all callers are refused at once. The probe
+    has its own connection, because slow transactions may exhaust the pool of a healthy database.
     """
 
     def __init__(self, engine: Engine, probe_engine: Engine, seconds: float) -> None:
@@ -112,7 +113,7 @@ class Deadlines:
         return self.seconds if limited.left is None else limited.left
 
     def _connect(self, _dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> Any:
-        """Connect within the remaining time; called by the pool."""
+        """Connect within the remaining time; the pool calls this."""
         deadline = getattr(self._checkout, "deadline", None)
         left = self.seconds if deadline is None else deadline - time.monotonic()
         if left <= 0:
@@ -150,7 +151,7 @@ class Deadlines:
             threading.Thread(target=self._probe, name="database-probe", daemon=True).start()
 
     def _probe(self) -> None:
-        """Try the database until it responds."""
+        """Try to query the database until it responds."""
         while not self._ended.is_set():
             with (
                 suppress(SQLAlchemyError),

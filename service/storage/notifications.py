@@ -1,7 +1,7 @@
 """Notifications of changes: aliases, keys and finished fits for the API, waiting fits for workers.
 
 PostgreSQL delivers them (NOTIFY and LISTEN) at once but not reliably, so listeners must also poll
-for changes now and then. SQLite only shows that another connection has written.
+for changes occasionally. SQLite only reveals that another connection has written.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def announce(session: Session, channel: str = CHANGES) -> None:
 
 
 class NotificationListener:
-    """A thread with its own connection that calls the callback of a channel on a notification.
+    """A thread, with its own connection, that calls the callback of each notified channel.
 
-    It calls all callbacks after every new connection, because earlier notifications are not
-    repeated. For SQLite, it checks every ``poll_seconds`` whether the file was written to.
+    After every new connection it calls all callbacks, because earlier notifications are not
+    repeated. On SQLite it checks every ``poll_seconds`` whether the file was written to.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class NotificationListener:
             self._callbacks[channel]()
 
     def _poll(self) -> None:
-        """Compare SQLite's count of commits by other connections, which takes microseconds."""
+        """Poll SQLite's count of commits by other connections, which takes microseconds."""
         connection, last = self._engine.raw_connection(), None
         try:
             while not self._ended.wait(self._poll_seconds):

@@ -15,7 +15,7 @@ Decider = Literal["trainer", "service"]
 class FitStatus(StrEnum):
     """The status of a fit."""
 
-    QUEUED = "queued"  # waiting for a worker, or for another one after a worker was lost
+    QUEUED = "queued"  # waiting for a worker, possibly after another worker was lost
     RUNNING = "running"  # a worker is running it
     SUCCEEDED = "succeeded"  # its versions have been written
     FAILED = "failed"  # `error` contains a code and a sentence
@@ -58,9 +58,10 @@ class Key:
 class Dataset:
     """Logits or probabilities with labels; ``sha256`` is None while parts are being uploaded.
 
-    ``segments`` is the number of segments, ``features`` that of the features of a row, None if
-    there are none; ``feature_bytes`` is their size in memory, ``has_head`` says whether the
-    classification head is stored with them; ``part_bytes`` is the total size of all recorded parts.
+    ``segments`` is the number of segments, and ``features`` the number of features per row; each is
+    None if there are none. ``feature_bytes`` is the size of all features in memory. ``has_head``
+    states whether the classification head is stored with them. ``part_bytes`` is the total size of
+    all recorded parts.
     """
 
     id: str
@@ -82,7 +83,7 @@ class Dataset:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has arrived completely and has been checked."""
+        """Whether the dataset has arrived completely and has been checked."""
         return self.sha256 is not None
 
 
@@ -169,7 +170,7 @@ class AliasMove:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit: ``order`` is the request; ``attempt`` counts starts and fences writes."""
+    """A fit. ``order`` is its specification; ``attempt`` counts its starts and fences writes."""
 
     id: str
     workspace: str
@@ -208,7 +209,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Run:
-    """A named run; ``settings`` configure AdaFocal, and are None for a monitor."""
+    """A named run; ``settings`` configures AdaFocal, and is None for a monitor."""
 
     id: str
     workspace: str
@@ -233,10 +234,10 @@ class SessionKey(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSession:
-    """One start of a training job; its steps follow ``base_step``.
+    """One start of a training job; its first step is the one after ``base_step``.
 
-    Numbers count sessions in the order in which they were opened, which may be long after they
-    began: the newest session is the one that began last. The state at ``base_step`` may be large
+    Sessions are numbered in the order in which they were opened, which may be long after they
+    began. The newest session is the one that began last. The state at ``base_step`` may be large,
     and is read separately.
     """
 

@@ -1,4 +1,4 @@
-"""Base of all repositories: a session, records from rows, the database's clock."""
+"""Base class of all repositories: a session, records from rows, and the database's clock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sqlalchemy.sql.functions import FunctionElement
 
 Record = TypeVar("Record")
 
-# JSON of one page; as Python objects it may take twenty times as much memory
+# size of the JSON of one page; as Python objects it may take twenty times as much memory
 PAGE_BYTES = 1 << 19
 # estimated size of a row without its strings
 ROW_BYTES = 256
-DELETE_BATCH = 1000  # old rows deleted per transaction, which other writers have to wait for
+DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers have to wait
 DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 DUPLICATE_POSTGRESQL = "23505"
 
@@ -66,7 +66,7 @@ def as_json(value: Any) -> str:
 
 
 def json_bytes(*values: Any) -> int:
-    """Return the estimated size of values in JSON or text columns, including their row.
+    """Return the estimated size in bytes of values in JSON or text columns, including their row.
 
     >>> json_bytes({"a": "b"}) == ROW_BYTES + 10
     True
@@ -90,7 +90,7 @@ class Repository:
         return [record(**row) for row in rows]
 
     def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
-        """Return how many rows of a page, at least one, fit into PAGE_BYTES in these columns."""
+        """Return how many rows (at least one) fit on a page, by the size of these columns."""
         sizes = (func.coalesce(self._octets(cast(one, Text)), 0) for one in columns)
         size = reduce(operator.add, sizes)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
@@ -119,7 +119,7 @@ class Repository:
 
 
 def _is_duplicate(error: IntegrityError) -> bool:
-    """Return whether an error of SQLite or PostgreSQL is a violation of uniqueness."""
+    """Return whether an error of SQLite or PostgreSQL is a violation of a unique constraint."""
     name = getattr(error.orig, "sqlite_errorname", "")
     return name in DUPLICATE_SQLITE or getattr(error.orig, "sqlstate", None) == DUPLICATE_POSTGRESQL
 

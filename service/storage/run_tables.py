@@ -56,7 +56,7 @@ run_sessions = Table(
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("run", "id"),
-    # to find the newest session and all bases in order without reading rows with large states
+    # finds the newest session, and all base steps in order, without reading rows with large states
     Index(None, "run", "begun_at", "number", "base_step"),
 )
 SESSION = tuple(column for column in run_sessions.c if column.name != "base_state")

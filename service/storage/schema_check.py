@@ -1,4 +1,4 @@
-"""Compare the schema of a database with the one that this program expects."""
+"""Compare the schema of a database with the schema that this program expects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 def check_schema(database: Database, revision: str) -> None:
-    """Raise Invalid if a database of the newest revision does not have that revision's schema."""
+    """Raise Invalid if the schema of a database does not match its revision, the newest one."""
     found = differences(database)
     if not found:
         return
@@ -26,16 +26,16 @@ def check_schema(database: Database, revision: str) -> None:
         "schema_differs",
         f"the database is marked as schema {revision}, but {'; '.join(found[:SHOWN])}"
         f"{more}. Its tables were changed by hand, or created by a version of the service that was "
-        "never released. Restore a backup, or change the tables to the expected schema: "
+        "never released. Restore a backup, or change the tables to the expected schema; see "
         "docs/how-to/upgrade.md, 'If the schema differs'",
     )
 
 
 def differences(database: Database) -> list[str]:
-    """Return the differences of a database's tables from the expected schema, a clause for each.
+    """Return a clause for each difference between a database's tables and the expected schema.
 
-    Foreign tables, additional indexes and constraints, and additional columns that an INSERT may
-    omit are harmless and not reported.
+    Tables of other programs, additional indexes and constraints, and additional columns that an
+    INSERT may omit are harmless, and are not reported.
     """
     with database.unlimited.connect() as connection:
         options = {"include_name": _is_ours, "compare_type": True}
@@ -49,7 +49,7 @@ def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def _flat(found: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
-    """Flatten the changes; Alembic nests the changes of one column in a list."""
+    """Flatten the changes, because Alembic nests the changes of one column in a list."""
     for one in found:
         yield from one if isinstance(one, list) else [one]
 
@@ -71,5 +71,5 @@ def _clause(change: tuple[Any, ...]) -> str | None:
             return f"the column {column} of the table {table} is {was!r}, not {wanted!r}"
         case ("remove_column", _, table, column):
             if not column.nullable and column.server_default is None:
-                return f"the table {table} has a column {column.name} that must be filled"
+                return f"the table {table} has an additional column {column.name} that must be set"
     return None

@@ -39,7 +39,7 @@ def workspace() -> Column[str]:
 
 
 def stored_bytes() -> Column[int]:
-    """Return a column for the bytes that belong to a row, including blobs."""
+    """Return a column for the number of bytes that belong to a row, including blobs."""
     return Column("stored_bytes", BigInteger, nullable=False, server_default="0")
 
 
@@ -83,7 +83,7 @@ datasets = Table(
     Column("id", ID, primary_key=True),
     workspace(),
     Column("kind", String(16)),
-    Column("sha256", SHA256),  # NULL during an upload, like all columns that depend on the bytes
+    Column("sha256", SHA256),  # NULL until the upload is complete, as are all facts about the bytes
     Column("format", String(16)),
     Column("bytes", BigInteger),
     Column("rows", BigInteger),
@@ -92,13 +92,13 @@ datasets = Table(
     Column("features", Integer),
     Column("feature_bytes", BigInteger),
     Column("has_head", Boolean),
-    Column("part_bytes", BigInteger, nullable=False, server_default="0"),  # of all its parts
+    Column("part_bytes", BigInteger, nullable=False, server_default="0"),  # total of all parts
     Column("delete_after_fit", Boolean, nullable=False),
     Column("expires_at", Float),
     Column("created_at", Float, nullable=False),
     UniqueConstraint("workspace", "sha256", "kind"),
     Index(None, "workspace", "created_at"),
-    Index(None, "workspace", "bytes", "part_bytes"),  # for the sum of a quota
+    Index(None, "workspace", "bytes", "part_bytes"),  # for the sum that a quota limits
     Index(None, "expires_at"),
 )
 
@@ -224,7 +224,7 @@ fits = Table(
     Column("progress", JSON),
     Column("device", String(40)),
     Column("versions", JSON, nullable=False),
-    Column("recommendation", JSON),  # which of several versions, and why
+    Column("recommendation", JSON),  # the recommended one of several versions, and the reason
     Column("error", JSON),
     Column("worker", String(80)),
     Column("created_by", String(200), nullable=False),

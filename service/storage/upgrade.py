@@ -1,4 +1,4 @@
-"""Migrate the database, in exactly one of several processes that start together."""
+"""Migrate the database, in only one of several processes that start at the same time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def migration_lock(database: Database) -> Iterator[None]:
-    """Hold the migration lock: an advisory lock, or a lock on a file next to SQLite's."""
+    """Hold the migration lock: a PostgreSQL advisory lock, or a lock on a file next to SQLite's."""
     if not database.is_sqlite:
-        # no transaction may stay open meanwhile: index builds wait for open transactions
+        # no transaction may stay open here, because index builds wait for open transactions
         outside = database.unlimited.execution_options(isolation_level="AUTOCOMMIT")
         with outside.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": LOCK})
@@ -67,7 +67,7 @@ def is_known(revision: str) -> bool:
 
 
 def revision_of(database: Database) -> str | None:
-    """Return the revision of a database, None if it has none of our tables."""
+    """Return the revision of a database; None if it is not a calibrd database."""
     with database.unlimited.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         return context.get_current_revision()
@@ -104,8 +104,8 @@ def check_current(database: Database) -> None:
     if found != newest_revision():
         raise Invalid(
             "other_schema",
-            f"the database has schema {found}, but this program {newest_revision()}: use the "
-            "program that serves it, or run `python -m service migrate` first",
+            f"the database has schema {found}, but this program expects {newest_revision()}: use "
+            "the program that serves it, or run `python -m service migrate` first",
         )
     check_schema(database, found)
 

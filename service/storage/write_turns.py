@@ -1,4 +1,4 @@
-"""Fair turns for writing to SQLite, which has one write lock and no queue for it."""
+"""Fair turns for writing to SQLite, whose single write lock has no queue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ GATE_SECONDS = 1.0
 class WriteTurns:
     """Let one thread write at a time; owners take turns, first in, first out.
 
-    Regardless of how many calls of one owner are waiting, another owner's call waits for at most
-    one of them.
+    However many calls of one owner are waiting, a call of another owner waits for at most one of
+    them.
+
     With ``file``, the path of the database, the processes that write to it take turns as well.
     """
 
@@ -57,7 +58,7 @@ class WriteTurns:
             raise TimeoutError
 
     def _withdraw(self, owner: str, ticket: threading.Event) -> bool:
-        """Stop waiting; return False if the turn was granted meanwhile."""
+        """Stop waiting; return False if the turn has been granted in the meantime."""
         with self._lock:
             if ticket.is_set():
                 return False
@@ -86,8 +87,9 @@ def _process_turn(file: Path, deadline: float) -> Iterator[None]:
     A process holds the gate while it waits for the turn. The process that wrote last must pass
     the gate again, so it cannot overtake the one that is waiting. The kernel releases both locks
     if a process dies; a gate that a stopped process holds is ignored after ``GATE_SECONDS``.
-    SQLite's own lock protects the data. These locks only order the writers, so the process goes
-    on without them if their files cannot be created.
+
+    SQLite's own lock protects the data, and these locks only order the writers. The process
+    therefore continues without them if their files cannot be created.
     """
     with ExitStack() as held:
         try:
@@ -104,7 +106,7 @@ def _process_turn(file: Path, deadline: float) -> Iterator[None]:
 
 
 def _lock(file: IO[bytes], deadline: float) -> None:
-    """Lock a file; raise TimeoutError at the deadline, as a stopped process may hold the lock."""
+    """Lock a file; raise TimeoutError at the deadline, because a stopped process may hold it."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

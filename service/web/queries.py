@@ -13,7 +13,7 @@ from service.storage.tables import aliases, calibrators, reports, versions
 
 
 class HasVerdict(Protocol):
-    """The ECE in a report: intervals before and after, and noise floor; None without a report."""
+    """The ECE in a report: the intervals before and after, and the noise floor, if any."""
 
     @property
     def after(self) -> dict[str, Any] | None:
@@ -30,7 +30,7 @@ class HasVerdict(Protocol):
 
 @dataclass(frozen=True)
 class VersionLine:
-    """A version in a list, with its judgement and its metrics after and before."""
+    """A version in a list, with its verdict and its metrics after and before calibration."""
 
     number: int
     method: str
@@ -50,10 +50,11 @@ class VersionLine:
 
 @dataclass(frozen=True)
 class CalibratorLine:
-    """A calibrator in a list, with its version in production, otherwise its newest.
+    """A calibrator in a list, with its version in production or, if there is none, its newest.
 
-    ``after`` and ``before`` are the intervals of the ECE in the version's report and ``floor`` is
-    its noise floor; None without a report. ``fitted_at`` is the time of the newest version.
+    ``after`` and ``before`` are the intervals of the ECE in the version's report, and ``floor`` is
+    the noise floor; they are None without a report. ``fitted_at`` is the time of the newest
+    version.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Overview(Repository):
 
 
 def _judgement() -> list[Any]:
-    """Return the columns with the judgement of a version."""
+    """Return the columns with the ECE in a version's report."""
     document = reports.c.document
     return [
         document[("intervals", "ece")].label("after"),

@@ -41,7 +41,7 @@ class WorkerPace:
 
 
 class Housekeeping:
-    """Background threads of a worker: heartbeat, housekeeping and merging of run steps."""
+    """The background threads of a worker: heartbeats, housekeeping, and merging of run steps."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Housekeeping:
         self._current_fits = current_fits
         self._last_beat = self._steady_since = -math.inf
         self._ended = threading.Event()
-        # separate threads: housekeeping may take a while, and heartbeats must not wait for it
+        # separate threads, because heartbeats must not wait for housekeeping, which may take long
         self._threads = [
             self._thread("heartbeat", self.beat, pace.heartbeat),
             self._thread("housekeeping", self.keep_house, pace.housekeeping),
@@ -73,7 +73,7 @@ class Housekeeping:
         ]
 
     def start(self) -> None:
-        """Send a first heartbeat, so that a crash is noticed, then start the threads."""
+        """Send the first heartbeat, so that others would notice a crash, and start the threads."""
         self.beat()
         for thread in self._threads:
             thread.start()
@@ -94,10 +94,10 @@ class Housekeeping:
             silent = store.workers.silent(self._pace.silence)
             mine = store.fits.running_on(self._worker)
         self._last_beat = now
-        # after an outage of the database all workers seem silent: wait for their heartbeats first
+        # after an outage of the database all workers seem silent: first wait for new heartbeats
         for lost in silent if now - self._steady_since >= self._pace.silence else ():
             self._take_over(lost.id)
-        # if the response to a claim was lost, the fit counts as running here although it is not
+        # if the response to a claim was lost, the fit is recorded as running here, but is not
         current = self._current_fits()
         unknown = [] if current is None else [fit for fit in mine if fit.id not in current]
         if unknown:
@@ -113,7 +113,7 @@ class Housekeeping:
 
     def decide_steps(self) -> None:
         """Decide the run steps that are due, and delete statistics that have been merged."""
-        with self._database.read() as store:  # one read, as there is nearly always nothing to do
+        with self._database.read() as store:  # only read, as there is nearly always nothing to do
             is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
         if is_due:
             decide_due(self._database)
@@ -142,7 +142,7 @@ class Housekeeping:
                     return
 
     def _forget_datasets(self) -> None:
-        """Delete datasets until none is left to delete, or the next housekeeping is due."""
+        """Delete old datasets until none is left, or until the next housekeeping is due."""
         deadline = time.monotonic() + self._pace.housekeeping
         is_done = False
         while not is_done:
@@ -176,12 +176,12 @@ class Housekeeping:
                 task()
             except TRANSIENT as error:
                 _log.warning("task_postponed", task=name, error=type(error).__name__)
-            except Exception:  # noqa: BLE001 - the thread must go on
+            except Exception:  # noqa: BLE001 - the thread must continue
                 _log.exception("task_failed", task=name)
 
     def _take_over(self, lost: str) -> None:
         with self._database.write() as store:
-            # first: a claim in progress holds the row, and proves that the worker is alive
+            # remove the worker first: a claim in progress locks its row, and shows that it is alive
             if not store.workers.remove_silent(lost, self._pace.silence):
                 return
             fits = store.fits.running_on(lost)
@@ -189,7 +189,7 @@ class Housekeeping:
             self._requeue(store, fits)
 
     def _requeue(self, store: Store, fits: list[Fit]) -> None:
-        """Requeue fits whose attempt will never end, or fail them after too many attempts."""
+        """Requeue fits whose attempts were abandoned, or fail them after too many attempts."""
         for fit in fits:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(

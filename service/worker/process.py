@@ -41,14 +41,14 @@ def run_worker(
     *,
     pace: WorkerPace | None = None,
 ) -> NoReturn:
-    """Run fits until SIGTERM or SIGINT, or until the parent named by CALIBRD_SUPERVISOR is gone.
+    """Run fits until SIGTERM or SIGINT, or until the parent named by CALIBRD_SUPERVISOR has died.
 
-    A worker whose fit does not stop after its time limit or a cancel restarts itself under the
-    same process id: only that frees what the fit holds.
+    If a fit does not stop after its time limit or a cancel request, the worker restarts itself
+    under the same process id, because nothing else frees the resources of the fit.
 
-    Without ``device`` it uses a GPU if there is one; if there are several, the workers of a
-    supervisor divide them up. Without ``queues`` a worker with a GPU serves both queues, one
-    without serves fit.cpu. On exit the current fit is queued again.
+    Without ``device`` it uses a GPU if there is one; several GPUs are divided among the workers of
+    a supervisor. Without ``queues``, a worker with a GPU serves both queues, and any other worker
+    serves fit.cpu. On exit the current fit is requeued.
     Raises Invalid if there is no such device.
     """
     device = _checked(device) if device else _best_device()
@@ -66,7 +66,7 @@ def run_worker(
     queues = list(queues or (QUEUES if device.startswith("cuda") else [CPU]))
     worker = QueueWorker(settings, queues, device, pace or WorkerPace(), leaving)
     keep_freed_memory()
-    if device == "cpu":  # GPU drivers reserve address space without memory behind it
+    if device == "cpu":  # GPU drivers reserve address space that no memory backs
         limit_memory(settings.fit_memory_bytes)
     worker.start()
     _log.info("worker_started", worker=worker.id, queues=queues, device=device)
@@ -107,7 +107,7 @@ def device_of_slot(slot: int, gpus: int) -> str:
 
 
 def _sign_off(worker: QueueWorker) -> None:
-    """Hand back the current fit within a few seconds, even if the fit or the database hangs."""
+    """Requeue the current fit; give up after a few seconds if the fit or the database hangs."""
     _log.info("worker_restarting" if worker.is_stuck else "worker_leaving", worker=worker.id)
     thread = threading.Thread(target=_stop, args=(worker,), daemon=True)
     thread.start()
@@ -119,10 +119,10 @@ def _sign_off(worker: QueueWorker) -> None:
 
 
 def _restart() -> NoReturn:
-    """Replace this process with a new one: same command line, environment and process id.
+    """Replace this process with a new one that has the same command line and process id.
 
-    This frees all memory, threads and GPU contexts. The supervisor sees no exit, and a container
-    stays up.
+    This frees all memory, threads and GPU contexts. The supervisor does not see an exit, and a
+    container keeps running.
     """
     try:
         for name in [one.name for one in Path("/proc/self/fd").iterdir()]:

@@ -1,4 +1,4 @@
-"""Claim and run fits, and ride out outages of the database and the blob store."""
+"""Claim and run fits, and retry during outages of the database and the blob store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 
 FOREVER = 10 * 365 * DAY
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-# for a running fit to notice that it has to stop
+# how long a running fit may take to notice that it has to stop
 REACTION_SECONDS = 1.0
-# for a fit to end when its worker leaves, before it is handed back
+# how long a fit may take to end when its worker exits, before it is requeued
 STOP_SECONDS = 1.0
 
 _log = structlog.get_logger("calibrd.worker")
@@ -89,7 +89,7 @@ class QueueWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop claiming, and hand the current fit back to the queue."""
+        """Stop claiming fits, and requeue the current one."""
         self._leaving.set()
         self._notified.set()
         self._housekeeping.stop()
@@ -121,7 +121,7 @@ class QueueWorker:
             note_fit()
             self._run(claimed.attempt)
         finally:
-            if not self._leaving.is_set():  # else it is handed back, and must not count as lost
+            if not self._leaving.is_set():  # else the fit is requeued, and must not count as lost
                 self._current = set()
         return 0.0
 
@@ -170,14 +170,17 @@ class QueueWorker:
             self._quota.check(store, workspace, size)
 
     def _delete_pending(self, pending: PendingBlobs, versions: Sequence[NewVersion]) -> None:
-        """Delete the blobs of versions, unless a commit whose response was lost added the rows."""
+        """Delete the blobs of versions, unless their rows exist.
+
+        The rows may exist because a commit can succeed even if its response is lost.
+        """
         with self._database.read() as store:
             is_named = bool(store.calibrators.hashes([one.id for one in versions]))
         if not is_named:
             pending.delete()
 
     def _note_stuck(self) -> None:
-        """Request a new process, because a fit does not stop."""
+        """Request a restart of the process, because a fit does not stop."""
         self.is_stuck = True
 
     def _clean_up(self, attempt: FitAttempt, ending: Ending, done: Fit | None) -> None:
@@ -190,7 +193,7 @@ class QueueWorker:
 
 
 def note_fit() -> None:
-    """Notify the supervisor of this process, if any, that it has claimed a fit."""
+    """Notify the supervisor, if there is one, that this process has claimed a fit."""
     path = os.environ.get(FITTING)
     if path:
         with suppress(OSError):
@@ -200,10 +203,10 @@ def note_fit() -> None:
 class RunningFit:
     """The hooks of a fit; a thread writes progress and polls for a stop a few times a second.
 
-    A fit that does not respond to a stop, because it is in the middle of a long call, is concluded
-    here: waiting callers are notified at once, and later results are discarded. If it has not
-    returned after ``grace`` seconds, ``on_stuck`` is called: a thread cannot be killed, only its
-    process.
+    A fit that is in the middle of a long call cannot respond to a stop. It is then concluded here:
+    waiting callers are notified at once, and later results are discarded. If the fit has not
+    returned after ``grace`` seconds, ``on_stuck`` is called, because only a process can be killed,
+    not a thread.
     """
 
     def __init__(
@@ -242,11 +245,11 @@ class RunningFit:
         self._reporter.join(timeout=self._every)
 
     def progress(self, current: dict[str, Any]) -> None:
-        """Keep the latest progress; the reporter thread writes it."""
+        """Store the latest progress for the reporter thread, which writes it."""
         self.latest = current
 
     def stop(self) -> Stop | None:
-        """Return why the fit has to stop, as of the last response of the database."""
+        """Return why the fit has to stop, or None, as of the last poll of the database."""
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:
@@ -318,7 +321,7 @@ def _name(error: Exception) -> str:
 
 
 class RetryingBlobs(Blobs):
-    """A blob store that retries, so that a short outage does not cost a fit an hour of work."""
+    """A blob store that retries, so that a short outage does not destroy an hour of work."""
 
     def __init__(
         self, url: str, *, seconds: float, on_damage: Callable[[str, Damaged], None] | None = None

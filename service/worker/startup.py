@@ -22,10 +22,10 @@ _log = structlog.get_logger("calibrd.worker")
 
 
 def limit_memory(fit_bytes: int) -> None:
-    """Make allocations of this process fail beyond twice ``fit_bytes`` of additional memory.
+    """Limit the memory that this process may allocate from now on to twice ``fit_bytes``.
 
-    A fit that needs more than its estimate then fails on its own, before the machine runs out of
-    memory. Does nothing on systems without /proc.
+    A fit that needs far more memory than estimated then fails on its own, before the machine runs
+    out of memory. This does nothing on systems without /proc.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -47,7 +47,7 @@ def prepare_database(database: Database) -> None:
 
 
 def warm_up(device: str) -> None:
-    """Trigger the lazy loading of libraries, so that the first fit does not wait for it."""
+    """Trigger the lazy loading of libraries, so that the first fit does not have to wait for it."""
     data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
     try:
         export(Smart(steps=1).fit(data, device=device))

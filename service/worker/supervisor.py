@@ -16,14 +16,14 @@ import structlog
 from calibrators.backoff import Backoff
 from service.settings import Settings
 
-# -P: do not import a folder `service` in the working directory; PYTHONPATH says where ours is
+# with -P, a folder `service` in the working directory is not imported; PYTHONPATH has the right one
 COMMAND = (sys.executable, "-P", "-m", "service", "worker")
 OURS = str(Path(__file__).parents[2])
-# process id of the supervisor; a worker with another parent leaves, because its supervisor died
+# process id of the supervisor; a worker with another parent exits, because its supervisor has died
 SUPERVISOR = "CALIBRD_SUPERVISOR"
 # number of the worker, which determines its GPU
 SLOT = "CALIBRD_SLOT"
-# file that a worker creates when it claims a fit, which shows that its start has succeeded
+# file that a worker creates when it claims a fit, which shows that it has started successfully
 FITTING = "CALIBRD_FITTING"
 LOOK_SECONDS = 0.25
 STOP_SECONDS = 10.0
@@ -34,7 +34,7 @@ _log = structlog.get_logger("calibrd.supervisor")
 
 
 class WorkerSupervisor:
-    """A number of worker processes with the settings of this process."""
+    """Worker processes that have the settings of this process."""
 
     def __init__(self, settings: Settings, count: int, command: Sequence[str] = COMMAND) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="calibrd-workers-")
@@ -85,9 +85,9 @@ class WorkerSupervisor:
 class _Slot:
     """One worker process, restarted when it dies.
 
-    It is restarted at once if it had claimed a fit, which may have killed it: other fits must not
-    wait for that. If it died before claiming one, it probably cannot start, and the pauses between
-    restarts grow.
+    If the process had claimed a fit, the fit may have killed it, and the process is restarted at
+    once so that other fits do not have to wait. If it died before claiming a fit, it probably
+    cannot start, and the pauses between restarts grow.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ def test_a_fit_that_fails_says_why(client: calibrd.Client) -> None:
         client.fit("failing", dataset=few, method="temperature", progress=False)
     assert raised.value.code == "too_few_rows"
     assert raised.value.fit == client.fits(calibrator="failing", status="failed")[0].id
-    assert "hint: a fit needs more rows" in str(raised.value)
+    assert "hint: provide more rows" in str(raised.value)
     with pytest.raises(errors.FitFailed):
         client.wait(raised.value.fit)
 

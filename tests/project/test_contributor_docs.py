@@ -182,7 +182,7 @@ def traced() -> Iterator[Trace]:
 
 def shared() -> tuple[str, ...]:
     """Return what the lists of journeys leave out."""
-    text = text_of(ARCHITECTURE).split("## Journeys")[1].split("A request enters")[0]
+    text = text_of(ARCHITECTURE).split("## Call paths")[1].split("A request enters")[0]
     return tuple(re.findall(r"`([\w./]+/[\w./]*)`", text))
 
 

@@ -78,9 +78,9 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """A format's reader and writer. Malformed input raises only errors with a code.
+    """The reader and writer of a format. Malformed input only raises errors with a code.
 
-    The first of ``media_types`` is the canonical one. ``holds`` says what the format is for.
+    The first of ``media_types`` is the canonical one. ``holds`` describes the contents.
     ``decode`` reads a body of at most ``limit`` bytes, both as sent and unpacked. ``columns``
     reads a file of a given size by rows, in constant memory; without it files are decoded whole.
     ``encode`` writes a response; without it the format is for datasets only. ``begins``
@@ -122,7 +122,7 @@ def media_types() -> dict[str, Format]:
 
 
 def format_of(content_type: str | None, head: bytes) -> Format:
-    """Return the format that a content type names, else the one recognised from the first bytes.
+    """Return the format named by a content type, or the one recognised from the first bytes.
 
     >>> format_of("application/json; charset=utf-8", b"").value
     'json'
@@ -138,7 +138,7 @@ def format_of(content_type: str | None, head: bytes) -> Format:
     if found is None:
         raise Unsupported(
             "unsupported_media_type",
-            f"{_reason(media_type)}; send one of {', '.join(one.media_type for one in Format)}",
+            f"{_reason(media_type)}: send one of {', '.join(one.media_type for one in Format)}",
             read=sorted(known),
         )
     return found
@@ -147,10 +147,10 @@ def format_of(content_type: str | None, head: bytes) -> Format:
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
     """Return the arrays of a body of at most ``limit`` bytes, as sent and unpacked.
 
-    npz, safetensors and JSON objects name the arrays: one of ``logits``, ``probabilities`` and (if
-    the kind is known otherwise) ``values``, with optional ``labels``, ``segments``, ``features``,
-    ``head_weight`` and ``head_bias``; CSV names the columns of the first three. The rules of
-    calibrators (NaN, ranges) are not checked here.
+    npz, safetensors and JSON objects name their arrays. One of them must be ``logits``,
+    ``probabilities`` or (if the kind is stated elsewhere) ``values``; ``labels``, ``segments``,
+    ``features``, ``head_weight`` and ``head_bias`` are optional. The columns of CSV contain values,
+    labels and segments. The rules of calibrators (NaN, ranges) are not checked here.
     """
     check_size(len(body), limit)
     if not len(body):
@@ -184,9 +184,10 @@ def check_names(names: Iterable[str]) -> None:
         if name not in NAMES:
             raise Invalid(
                 "unknown_array",
-                f"unknown array {name[:40]!r}: the values must be named logits or probabilities, "
-                "the true classes labels, the segment names segments, the input to the last layer "
-                f"{FEATURES}, and that layer {HEAD_WEIGHT} and {HEAD_BIAS}",
+                f"unknown array {name[:40]!r}: valid names are logits or probabilities for the "
+                "values, labels for the true classes, segments for the segment names, "
+                f"{FEATURES} for the input to the last layer, and {HEAD_WEIGHT} and {HEAD_BIAS} "
+                "for that layer",
             )
 
 
@@ -201,7 +202,10 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
 
 
 def declared_kind(names: Iterable[str]) -> Kind | None:
-    """Return the kind that the names declare, None for values; raise unless exactly one is sent."""
+    """Return the kind that the array names declare; None if the array is called ``values``.
+
+    Raises Invalid unless exactly one of logits, probabilities and values is sent.
+    """
     present = set(names)
     sent = [name for name in (*KINDS, VALUES) if name in present]
     if len(sent) != 1:

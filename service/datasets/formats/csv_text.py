@@ -40,7 +40,7 @@ Number = TypeVar("Number", int, float)
 
 
 class CsvHeader(NamedTuple):
-    """The names of all columns; the positions of labels, segments (if any) and classes in order."""
+    """The names of all columns, and the positions of labels, segments (if any) and classes."""
 
     names: list[str]
     labels: int

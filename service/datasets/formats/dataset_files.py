@@ -124,8 +124,8 @@ def load(
 ) -> CalibrationSet:
     """Load a dataset from a file that ``inspect`` has accepted.
 
-    Features are read only ``with_features``. Uncompressed numbers are memory-mapped, so they are
-    only read when needed.
+    Features are only read if ``with_features`` is true. Uncompressed numbers are memory-mapped, so
+    they are only read when needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62
@@ -208,7 +208,7 @@ def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -
 
 
 def _valid_row(layout: Layout, kind: Kind) -> Array:
-    """Return at most one valid row of a layout's width and type that causes no warning."""
+    """Return one valid row (or none) with a layout's width and type that causes no warning."""
     shape = (min(1, layout.shape[0]), *layout.shape[1:])
     if kind == "logits" or layout.dtype.kind == "b":
         return np.full(shape, 2, layout.dtype)
@@ -218,8 +218,8 @@ def _valid_row(layout: Layout, kind: Kind) -> Array:
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
     """Raise the DataError that CalibrationSet would raise for all rows at once.
 
-    Each block reports the first rule in RULES that it breaks. The first rule among all reports is
-    therefore the first that the file breaks, and only the blocks that report it break it.
+    Each block reports the first of RULES that it breaks. The earliest rule among these reports is
+    therefore the first that the whole file breaks, and every block that breaks it has reported it.
     """
     total = values.layout.shape[0]
     step = values.layout.rows_at_once
@@ -259,13 +259,13 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
 
 
 def _check_room(folder: Path, layout: Layout) -> None:
-    """Raise NoSpace unless there is room to unpack an array stored by columns."""
+    """Raise NoSpace if an array in Fortran order does not fit on the disk when unpacked."""
     room = shutil.disk_usage(folder).free // SHARE_PART
     if layout.fortran and layout.nbytes > room:
         raise NoSpace(
             "no_space",
-            f"an array of {layout.nbytes} bytes in Fortran order must be unpacked on disk, and "
-            f"there is room for {room}: send it in C order",
+            f"an array of {layout.nbytes} bytes in Fortran order must be unpacked on disk, but "
+            f"there is only room for {room}: send it in C order",
         )
 
 
@@ -279,7 +279,7 @@ def _check_block(block: Array, truth: Array, kind: Kind, rounding: float) -> Non
     if block.ndim == 1:
         block = block[:, np.newaxis]
     if kind == "logits":
-        # an extra row that is no probability prevents the warning that logits look like them
+        # an extra row of 2s prevents the warning that the logits look like probabilities
         block = np.concatenate([block, np.full((1, block.shape[1]), 2, block.dtype)])
         valid = truth.clip(0, max(block.shape[1], 2) - 1).min(initial=block.shape[1] - 1)
         CalibrationSet(block, np.append(truth, truth.dtype.type(valid)))

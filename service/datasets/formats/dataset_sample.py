@@ -27,7 +27,7 @@ Rows = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A sample of a dataset, with the number of rows and the fingerprint of the whole."""
+    """A sample, with the number of rows and the fingerprint of the whole dataset."""
 
     rows: int
     data: CalibrationSet
@@ -46,8 +46,8 @@ def sample(
     """Sample rows uniformly, with a fixed seed, from a dataset that ``inspect`` has accepted.
 
     Logits are read in blocks, and only the sampled rows are kept. Probabilities are loaded whole,
-    because the replacement of their zeros depends on all rows. Features are read only
-    ``with_features``.
+    because the replacement of their zeros depends on all rows. Features are only read if
+    ``with_features`` is true.
     """
     if kind == "probabilities":
         whole = load(path, format, kind, with_features=with_features)

@@ -1,4 +1,4 @@
-"""The arrays ``features``, ``head_weight`` and ``head_bias``: the input of a last layer, and it."""
+"""The arrays ``features``, ``head_weight`` and ``head_bias``: a last layer and its input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FeatureFacts(NamedTuple):
 
 
 def select(found: dict[str, Column]) -> FeatureColumns:
-    """Return the columns of features among those of a file that has some of them."""
+    """Return the features and the head of a file that contains at least one of their columns."""
     if HEAD_BIAS in found and HEAD_WEIGHT not in found:
         raise Invalid("bad_head", f"{HEAD_BIAS} was sent without {HEAD_WEIGHT}: send both")
     if FEATURES not in found:
@@ -47,7 +47,7 @@ def select(found: dict[str, Column]) -> FeatureColumns:
 
 
 def check(columns: FeatureColumns, rows: int, classes: int, spool: BinaryIO) -> FeatureFacts:
-    """Raise the errors of calibrators if the features or the head break a rule, block by block."""
+    """Check the features and the head block by block, with the errors of calibrators."""
     layout = columns.features.layout
     dtype = _dtype(layout)
     check_layout(dtype, layout.shape, rows=rows)
@@ -66,7 +66,7 @@ def check(columns: FeatureColumns, rows: int, classes: int, spool: BinaryIO) -> 
 
 
 def load(columns: FeatureColumns, path: Path) -> tuple[Array, tuple[Array, Array | None] | None]:
-    """Return features and head of a file that ``check`` has accepted, memory-mapped if possible."""
+    """Return the checked features and head of a file, memory-mapped if possible."""
     features = columns.features.mapped(path)
     if columns.weight is None:
         return features, None

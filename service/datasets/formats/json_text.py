@@ -43,7 +43,7 @@ def arrays_of_document(document: dict[str, Any]) -> Arrays:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """Convert a list of numbers (n,), or of lists of numbers of equal length (n, k).
+    """Convert a list of numbers (n,), or of equally long lists of numbers (n, k), to an array.
 
     >>> numbers("logits", [[1, 2.5], [0, -1]]).tolist()
     [[1.0, 2.5], [0.0, -1.0]]

@@ -1,8 +1,9 @@
 """The npy format, versions 1 to 3: magic bytes, a header that is a Python literal, numbers.
 
-C and Fortran order and both byte orders are supported. numpy parses the header once its length
-and brackets have been checked, in time linear in at most 4 kB. Object arrays are refused before
-anything can be unpickled. Arrays of all formats are described and read like npy files.
+C and Fortran order and both byte orders are supported. The header has at most 4 kB; numpy parses
+it only after its length and brackets have been checked, which takes linear time. Object arrays are
+refused before anything can be unpickled. Arrays of all formats are described and read like npy
+files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Bytes = bytes | memoryview
 PREFIX = 12
 LONGEST_HEADER = 4096
 
-# a header of plain numbers has two pairs of brackets and few commas, a structured type some more
+# the header of plain numbers has two pairs of brackets and few commas, a structured type has more
 MAX_BRACKETS, MAX_COMMAS = 64, 200
 # raised by numpy for headers that it cannot read
 UNREADABLE = (
@@ -45,7 +46,7 @@ UNREADABLE = (
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
-    """Return the array of an npy file without copying it; ``is_text`` also allows names."""
+    """Return the array of an npy file without copying it; ``is_text`` also allows strings."""
     start = header_length(bytes(body[:PREFIX]))
     layout = parse_header(bytes(body[:start]), is_text=is_text)
     check_length(start + layout.nbytes, len(body))
@@ -55,7 +56,7 @@ def decode(body: Bytes, *, is_text: bool = False) -> Array:
 
 @lru_cache(maxsize=64)
 def header_length(prefix: bytes) -> int:
-    """Return how many bytes precede the numbers, given the first 12 bytes of the file."""
+    """Return the number of bytes before the data, given the first 12 bytes of the file."""
     if prefix[:6] != npy_format.MAGIC_PREFIX[: len(prefix)]:
         raise Malformed("not_npy", "not an npy file (bad magic bytes)")
     if len(prefix) < PREFIX:
@@ -123,9 +124,9 @@ FORTRAN_ROWS, FORTRAN_BYTES = 1024, 24 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Type, shape and order of an array; with ``bfloat16``, uint16 values hold its bits.
+    """Type, shape and order of an array; with ``bfloat16``, the values are stored as uint16 bits.
 
-    With ``is_text`` the array may hold names; only ``segments`` does.
+    With ``is_text`` the array may contain strings, which only ``segments`` does.
     """
 
     dtype: np.dtype[Any]
@@ -143,10 +144,12 @@ class Layout:
                 "arrays must be float16, bfloat16, float32, float64, integers or (labels only) "
                 f"booleans, got {str(self.dtype)[:80]}",
             )
-        # for empty arrays numpy multiplies the other dimensions
+        # numpy multiplies the nonzero dimensions of an empty array
         sizes = [math.prod(filter(None, self.shape))] if 0 in self.shape else self.shape
         if len(self.shape) > MAX_DIMENSIONS or any(size >= LONGEST for size in sizes):
-            raise Malformed("bad_header", "the header states a shape that no file can hold")
+            raise Malformed(
+                "bad_header", "the header states a shape that is too large for any file"
+            )
 
     @cached_property
     def count(self) -> int:
@@ -176,7 +179,7 @@ class Layout:
 
 
 def _check_names(dtype: np.dtype[Any]) -> None:
-    """Raise DataError if an array of this type cannot hold names."""
+    """Raise DataError if an array of this type cannot contain segment names."""
     if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
         raise DataError(
             "bad_segment_name",
@@ -215,7 +218,7 @@ def check_length(expected: int, got: int) -> None:
     """Raise Malformed unless there are as many bytes as the header states."""
     if got < expected:
         raise Malformed(
-            "truncated_body", f"the header describes {expected} bytes but there are {got}"
+            "truncated_body", f"the header describes {expected} bytes, but there are only {got}"
         )
     if got > expected:
         raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")
@@ -229,13 +232,13 @@ class Column(Protocol):
         """The layout of the array."""
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return some rows; blocks must be read in order."""
+        """Return the rows from ``start`` to ``stop``; blocks must be read in order."""
 
     def mapped(self, path: Path) -> Array:
         """Return the whole array of the file at ``path``, memory-mapped if possible."""
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return a column whose rows can be read in order, regardless of its memory layout."""
+        """Return this column in a form whose rows can be read in order, whatever its layout."""
 
 
 class FileColumn:
@@ -247,7 +250,7 @@ class FileColumn:
         self._start = start
 
     def rows(self, start: int, stop: int) -> Array:
-        """Read some rows, in any order."""
+        """Return the rows from ``start`` to ``stop``; blocks may be read in any order."""
         layout, size = self.layout, self.layout.dtype.itemsize
         if layout.fortran and len(layout.shape) == 2:
             total, width = layout.shape
@@ -285,7 +288,7 @@ class MemoryColumn:
         self._array = array
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return some rows."""
+        """Return the rows from ``start`` to ``stop``."""
         return self._array[start:stop]
 
     def mapped(self, path: Path) -> Array:
@@ -306,11 +309,11 @@ class SegmentColumn:
         self._codes = segments.codes
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return the names of some rows."""
+        """Return the segment names of the rows from ``start`` to ``stop``."""
         return np.asarray(self._names[self._codes[start:stop]])
 
     def mapped(self, path: Path) -> Array:
-        """Return the names of all rows."""
+        """Return the segment names of all rows."""
         return self.rows(0, len(self._codes))
 
     def in_rows(self, spool: BinaryIO) -> Column:
@@ -319,7 +322,7 @@ class SegmentColumn:
 
 
 def rows_of(layout: Layout, data: bytes, count: int) -> Array:
-    """Return some rows of an array from their bytes in C order."""
+    """Return ``count`` rows of an array from their bytes in C order."""
     raw = np.frombuffer(data, layout.dtype)
     if layout.bfloat16:
         raw = widened_bfloat16(raw)
@@ -342,7 +345,7 @@ def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
 CODEC = Codec(
     format=Format.NPY,
     media_types=("application/x-npy", "application/numpy", "application/x-numpy"),
-    holds="one array, for predict without labels",
+    holds="one array, for predict calls without labels",
     decode=_decode,
     columns=_columns,
     encode=lambda arrays: encode(next(iter(arrays.values()))),

@@ -1,7 +1,7 @@
 """The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end record. So these and the stated sizes are checked before anything is
+tolerates a wrong end record. Therefore these and the stated sizes are checked before anything is
 unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and ``MemberReader`` (length).
 """
 
@@ -71,7 +71,7 @@ class ZipMember:
 
     @property
     def unpacked(self) -> int:
-        """The stated size of the member once it is unpacked."""
+        """The uncompressed size of the member, as stated in the directory."""
         return self.info.file_size
 
 
@@ -137,7 +137,7 @@ class ZipColumn:
         check_length(self._header + self.layout.nbytes, member.unpacked)
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return some rows; blocks must be read in order."""
+        """Return the rows from ``start`` to ``stop``; blocks must be read in order."""
         wide = self.layout.nbytes // self.layout.shape[0]
         return rows_of(self.layout, self._stream.read((stop - start) * wide), stop - start)
 
@@ -152,7 +152,7 @@ class ZipColumn:
         return self.layout.array(array.data)
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return a column that can be read by rows; unpack Fortran order into ``spool``."""
+        """Return a column that can be read by rows; unpack arrays in Fortran order to ``spool``."""
         if not (self.layout.fortran and len(self.layout.shape) == 2):
             return self
         start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
@@ -192,10 +192,10 @@ def _encode(arrays: dict[str, Array]) -> bytes:
 
 
 def _unpacked_size(body: Bytes, limit: int) -> int:
-    """Return how much memory the arrays take, according to the directory."""
+    """Return how many bytes of memory the arrays take, according to the directory."""
     found = members(io.BytesIO(body), len(body), limit)
     segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
-    # each row gets the code and the scale of its segment, even if the name has only one byte
+    # each row also takes the code and the scale of its segment, however short the name is
     return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
 
 
@@ -221,7 +221,7 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         if (located, magic, place) != (LOCATOR64_MAGIC, b"PK\x06\x06", position):
             raise _damaged("its zip64 end record is missing")
     if disks != [0, 0, count]:
-        raise _damaged("it is a part of a multi-disk zip file")
+        raise _damaged("it is part of a multi-disk zip file")
     if offset + length != position:
         raise _damaged("its directory is not where its end record says")
     return count, offset, length
@@ -237,7 +237,7 @@ def _check_entries(directory: bytes, count: int) -> None:
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
-    """Return the offset of a supported member's bytes; they must end before ``limit``."""
+    """Return the offset of a member's bytes; raise Malformed if it is unsupported or damaged."""
     if info.flag_bits & ENCRYPTED:
         raise Malformed("encrypted", "encrypted zip files are not supported")
     is_stored, packed, unpacked = info.compress_type == 0, info.compress_size, info.file_size
@@ -258,7 +258,7 @@ def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
 
 @contextmanager
 def _errors(what: str) -> Iterator[None]:
-    """Raise Malformed for anything that ``zipfile`` raises."""
+    """Turn all errors of ``zipfile`` into Malformed."""
     try:
         yield
     except (

@@ -1,7 +1,7 @@
-"""The safetensors format: a length of 8 bytes, a JSON header, the numbers of all tensors.
+"""The safetensors format: 8 bytes of header length, a JSON header, the numbers of all tensors.
 
-The package of that name is not used: it copies all numbers, exposes no offsets for reading rows,
-accepts headers of 100 MB and duplicate keys, and has no BF16 for numpy.
+The package ``safetensors`` is not used: it copies all numbers, exposes no offsets for reading
+rows, accepts headers of 100 MB and duplicate keys, and does not support BF16 with numpy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def decode(body: Bytes) -> dict[str, Array]:
 
 
 def header_length(prefix: bytes) -> int:
-    """Return how many bytes precede the numbers, given the first 8 bytes of the file."""
+    """Return the number of bytes before the data, given the first 8 bytes of the file."""
     if len(prefix) < PREFIX:
         raise Malformed(
             "truncated_body",
@@ -132,7 +132,7 @@ def _json(text: bytes) -> dict[str, Any]:
         header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise Malformed(
-            "bad_header", "the safetensors header is not JSON with unique keys"
+            "bad_header", "the safetensors header is not valid JSON, or has duplicate keys"
         ) from error
     if not isinstance(header, dict):
         raise Malformed("bad_header", "the safetensors header is not a JSON object")
@@ -153,14 +153,16 @@ def _no_constant(name: str) -> NoReturn:
 def _offsets(described: Any) -> list[int]:
     offsets = described.get("data_offsets") if isinstance(described, dict) else None
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise Malformed("bad_header", "every tensor needs two data_offsets")
+        raise Malformed("bad_header", "every tensor must have two data_offsets")
     return offsets
 
 
 def _layout(described: dict[str, Any]) -> Layout:
     dtype, shape = described.get("dtype"), described.get("shape")
     if set(described) != {"dtype", "shape", "data_offsets"} or not _are_sizes(shape):
-        raise Malformed("bad_header", "every tensor needs exactly dtype, shape and data_offsets")
+        raise Malformed(
+            "bad_header", "every tensor must have exactly dtype, shape and data_offsets"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Invalid(
             "bad_type", f"tensors must be one of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
@@ -182,7 +184,7 @@ def _columns(file: BinaryIO, size: int, limit: int) -> dict[str, Column]:
 CODEC = Codec(
     format=Format.SAFETENSORS,
     media_types=("application/x-safetensors", "application/vnd.safetensors"),
-    holds="the same as npz; F16, BF16, F32, F64 and integers, so `segments` as integers only",
+    holds="the same as npz, as F16, BF16, F32, F64 or integers; `segments` must be integers",
     decode=lambda body, limit: named_arrays(decode(body)),
     columns=_columns,
     encode=encode,

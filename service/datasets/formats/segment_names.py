@@ -27,7 +27,7 @@ LAST_CHARACTER = 0x10FFFF
 
 
 def from_list(names: Any) -> Segments:
-    """Return the segments of a JSON list of strings or of integers (named by their digits).
+    """Return the segments from a JSON list of strings, or of integers (whose digits are the names).
 
     >>> from_list(["web", "app"]).names, from_list([3, 12]).names
     (('app', 'web'), ('12', '3'))
@@ -48,7 +48,7 @@ def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
 
 
 def checked(array: Array) -> Array:
-    """Return the array; raise if its text is not Unicode. calibrators checks the other rules."""
+    """Return the array; raise if its text is not valid Unicode. calibrators checks other rules."""
     if array.ndim not in (1, 2):
         raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
     broken = _invalid_text(array)
@@ -132,7 +132,7 @@ def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
         raise DataError(
             "too_many_segments",
             f"at most {MAX_SEGMENTS} segments are allowed, got more: "
-            "is this a column of identifiers?",
+            "check that this is not a column of identifiers",
         )
 
 

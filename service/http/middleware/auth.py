@@ -1,4 +1,4 @@
-"""Authentication, deny by default: only a few public paths are open without a caller."""
+"""Authentication that denies by default: only a few public paths need no caller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGN_IN = "/sign-in"
 REFERENCE = "/docs"
 PUBLIC = frozenset(
     {
-        HOME,  # for programs; the page itself requires signing in
+        HOME,  # for programs; the page itself requires a session
         SIGN_IN,
         "/healthz",
         "/readyz",
@@ -55,14 +55,15 @@ NO_WEBSOCKETS = 1008  # "policy violation" in RFC 6455
 class Guard:
     """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
 
-    The caller is the holder of the key in the Authorization header, or else of the key that the
-    session in the cookie was started with. A session requires more: the request must come from the
-    service's own pages, and a request that changes something must carry the session's token in a
-    header or in the form, where the page routes check it (``scope["form_token"]``).
+    The caller is the holder of the key in the Authorization header. Without that header, the caller
+    is the holder of the key with which the session in the cookie was started. With a session, the
+    request must come from the service's own pages, and a request that changes something must carry
+    the session's token, either in a header or in the form; page routes check the form
+    (``scope["form_token"]``).
 
     Until the first key is created, a service on loopback treats every caller as its owner. The
     Host header must then name this machine, and a browser's request must come from the service's
-    own pages, so that no other web page can reach the service through its visitor's browser.
+    own pages. Other web pages therefore cannot reach the service through a visitor's browser.
 
     Once the caller is known, the request waits for its turn among the caller's requests.
     """
@@ -174,7 +175,10 @@ def _bearer(scope: Scope) -> str | None:
 
 
 async def _redirect_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """Redirect to the sign-in form, which then leads to the requested page if this was a read."""
+    """Redirect to the sign-in form, which afterwards leads to the requested page.
+
+    If the request would have changed something, the form leads to the page that sent it instead.
+    """
     path = scope["path"]
     target = f"{root_of(path)}{SIGN_IN}"
     if scope["method"] in ("GET", "HEAD"):

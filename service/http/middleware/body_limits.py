@@ -41,15 +41,16 @@ class BodyPace(NamedTuple):
 
 
 class BodyGuard:
-    """Raw ASGI middleware that refuses bodies, and then responds in place of the app.
+    """Raw ASGI middleware that refuses bodies that are too large or too slow.
 
-    A refused body raises in the code that reads it. The app's own response is then dropped,
-    because frameworks turn an error while reading into their own response.
+    A refused body raises an error in the code that reads it. The response of the app is then
+    replaced, because frameworks turn errors while reading a body into responses of their own.
 
     Parameters
     ----------
     limit_of
-        Returns the maximum size of a request's body in bytes; called only if there is a body.
+        Function that returns the maximum size of a request's body in bytes. It is only called if
+        there is a body.
     timeout
         Seconds to wait for the next byte.
     least_rate
@@ -57,7 +58,8 @@ class BodyGuard:
     most_seconds
         Seconds that a whole body may take.
     check_caller
-        Raises Unauthenticated if the caller's key was revoked while the body was arriving.
+        Function that raises Unauthenticated if the caller's key was revoked while the body was
+        arriving.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class BodyGuard:
         self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request by its headers, or run the app with a watched body."""
+        """Refuse a request because of its headers, or run the app with a monitored body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -106,7 +108,7 @@ class BodyGuard:
     async def _run_with_small_body(
         self, body: _WatchedBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Read a small body at once and step aside: the fast path for most requests."""
+        """Read a small body whole before running the app: the fast path for most requests."""
         try:
             whole = await body.read_whole()
         except (TooLarge, TooSlow, Unauthenticated) as refusal:
@@ -150,7 +152,7 @@ class _WatchedBody:
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
-            # hide only errors that the end of the body caused
+            # suppress only errors that were caused by the end of the body
             if not self._client_left and (self._refusal is None or self._answering):
                 raise
         if self._refusal is not None and not self._answering:
@@ -195,7 +197,7 @@ class _WatchedBody:
         return message
 
     async def _next_message(self) -> Message:
-        # the time that the app takes between reads is not the client's fault: count only waits
+        # the time that the app takes between reads is not the client's fault, so only waits count
         began = monotonic()
         try:
             async with asyncio.timeout(self._pace.timeout):
@@ -271,7 +273,7 @@ def _too_large(limit: int) -> TooLarge:
 def _silent(timeout: float, received: int) -> TooSlow:
     return TooSlow(
         "body_timeout",
-        f"no byte of the body arrived for {timeout:g} seconds; send it again without pauses",
+        f"no bytes of the body arrived for {timeout:g} seconds: send it again without pauses",
         received=received,
     )
 
@@ -279,7 +281,7 @@ def _silent(timeout: float, received: int) -> TooSlow:
 def _too_slow(least_rate: float, received: int) -> TooSlow:
     return TooSlow(
         "body_too_slow",
-        f"the body arrived at less than {least_rate:g} bytes per second; "
+        f"the body arrived at less than {least_rate:g} bytes per second: "
         "send it faster or in parts",
         received=received,
     )
@@ -288,7 +290,7 @@ def _too_slow(least_rate: float, received: int) -> TooSlow:
 def _too_long(seconds: float, received: int) -> TooSlow:
     return TooSlow(
         "body_too_long",
-        f"the body took longer than {seconds:g} seconds; send it in parts",
+        f"the body took longer than {seconds:g} seconds: send it in parts",
         received=received,
     )
 

@@ -14,7 +14,7 @@ from service.http.middleware.fair_turns import owner_of
 
 # small bodies and responses are not counted: the number of requests is limited
 FREE_BYTES = 1 << 16
-COPIES = 5  # the pieces of a body, the joined body, what it decodes to, and intermediate results
+COPIES = 5  # the pieces of a body, the joined body, the decoded arrays and intermediate results
 HOLD = "memory_hold"
 # bodies that are streamed to disk; text bodies of fits are read into memory
 UPLOADS, FITS = "/v1/datasets", "/fits"
@@ -23,11 +23,12 @@ T = TypeVar("T")
 
 
 class BodyMemory:
-    """Raw ASGI middleware that admits large bodies while there is memory for them.
+    """Raw ASGI middleware that admits large bodies only while there is memory for them.
 
-    A request holds as much memory as its body while that arrives, and several times as much until
-    its response is sent; a buffered response holds its own length. Routes whose bodies or
-    responses need more count them with ``hold_unpacked`` and ``read_body``.
+    While a body arrives, its request holds as much memory as the body has bytes; from then on, it
+    holds several times as much until the response is sent. A buffered response holds its own
+    length. Routes whose bodies or responses need more memory call ``hold_unpacked`` and
+    ``read_body``.
     """
 
     def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
@@ -47,7 +48,7 @@ class BodyMemory:
             nonlocal received, counted
             stated = _stated_length(scope)
             if stated > counted:
-                # before anything is read: waiting calls must not hold what they have read so far
+                # reserve memory before reading, so that waiting calls do not hold unfinished bodies
                 counted = stated
                 await hold.body.grow_to(stated)
             message = await receive()
@@ -60,7 +61,7 @@ class BodyMemory:
             return message
 
         try:
-            # large responses without a key are files, which all callers share
+            # large responses to callers without a key are static files, shared by all callers
             is_shared = "principal" not in scope
             app_send = send if is_shared else _counting_send(hold, scope, receive, send)
             await self.app(scope, counting_receive, app_send)
@@ -69,7 +70,7 @@ class BodyMemory:
 
 
 def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -> Send:
-    """Return a ``send`` that counts a large response before it is sent, or refuses it."""
+    """Return a ``send`` that reserves memory for a large response, or refuses the request."""
     pending_start: list[Message] = []
     is_refused = False
 
@@ -117,7 +118,7 @@ def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 async def hold_unpacked(scope: Scope, size: int) -> None:
-    """Count a body that unpacks to ``size`` bytes; raise TooMany if there is no memory for it."""
+    """Reserve memory for a body that unpacks to ``size`` bytes; raise TooMany if there is none."""
     hold: CallHold | None = scope.get(HOLD)
     if hold is not None and size > FREE_BYTES:
         await hold.work.grow_to(COPIES * size)
@@ -128,8 +129,8 @@ async def read_body(
 ) -> T:
     """Read a body, and reserve memory for its response before building it.
 
-    If the memory is not free yet, the result is dropped while the call waits, and the body is
-    read again afterwards. Raises TooMany if there is not enough memory.
+    If the memory is not free yet, the result is dropped while the call waits for memory, and the
+    body is read again afterwards. Raises TooMany if the memory does not become free in time.
     """
     result = await read()
     size = answer_size(result)
@@ -144,7 +145,7 @@ async def read_body(
 
 
 def end_work(scope: Scope) -> None:
-    """Release the memory that a call held to build its response, which is sent now."""
+    """Release the memory that a call held to build its response; only the response remains."""
     hold: CallHold | None = scope.get(HOLD)
     if hold is not None:
         hold.end_work()

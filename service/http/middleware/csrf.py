@@ -1,7 +1,7 @@
 """Protection against cross-site requests: only the service's own pages may act for a browser.
 
 A program sends its key in a header, which no browser adds on its own. But any page can make its
-visitor's browser send a session cookie, or reach a local service that requires no key.
+visitor's browser send a session cookie, or a request to a local service that requires no key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wants_page(scope: Scope) -> bool:
 
 
 def page_before(scope: Scope) -> str | None:
-    """Return the path of the service's own page that a request was sent from, if it is known."""
+    """Return the path of the dashboard page that sent a request; None if it is unknown."""
     try:
         sent = urlsplit(header(scope, b"referer") or "")
     except ValueError:  # such as "http://["
@@ -51,32 +51,33 @@ def page_before(scope: Scope) -> str | None:
 
 
 def check_origin(scope: Scope) -> None:
-    """Raise unless a request comes from the service's own pages, or follows a link to a page."""
+    """Raise Forbidden unless a request comes from the service's own pages, or follows a link."""
     if _follows_link(scope):
         return
     origin, host = header(scope, b"origin"), header(scope, b"host") or "localhost"
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or header(scope, b"sec-fetch-site") not in (None, "none", "same-origin"):
-        raise Forbidden("foreign_origin", "requests from pages of other sites are refused")
+        raise Forbidden("foreign_origin", "requests from pages on other sites are refused")
 
 
 def check_form_token(scope: Scope, expected: str, sent: str | None) -> None:
-    """Raise unless a request that changes something carries its session's token."""
+    """Raise Forbidden if a request that changes something lacks its session's token."""
     if scope["method"] in SAFE_METHODS:
         return
     if sent is None or not hmac.compare_digest(sent.encode(), expected.encode()):
         raise Forbidden(
             "foreign_origin",
-            "with a session, a request that changes something must carry the token of its page: "
+            "a request that changes something must carry the token of the page that sent it: "
             "reload the page and try again",
         )
 
 
 def check_keyless(scope: Scope) -> None:
-    """Raise unless a request to a service without keys appears to come from this machine."""
+    """Raise Forbidden unless a request to a service without keys comes from this machine."""
     if any(name in (b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
         raise Forbidden(
-            "foreign_host", "keys are required behind a proxy: python -m service keys create"
+            "foreign_host",
+            "behind a proxy, keys are required: create one with python -m service keys create",
         )
     if not _is_local(header(scope, b"host") or "localhost"):
         raise Forbidden("foreign_host", "without keys, the Host header must name localhost")
@@ -84,7 +85,7 @@ def check_keyless(scope: Scope) -> None:
 
 
 def _follows_link(scope: Scope) -> bool:
-    """Return whether a tab is navigating to a page, which the linking site cannot read."""
+    """Return whether a browser is navigating to a page, which a linking site cannot read."""
     return (
         scope["method"] in ("GET", "HEAD")
         and is_page(scope["path"])

@@ -1,4 +1,4 @@
-"""Fair turns on the event loop: requests of one caller start one after another."""
+"""Fair turns on the event loop: the requests of one caller start one after another."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def take_turn(scope: Scope) -> None:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the owner against whose share of the service's resources a request counts."""
+    """Return the workspace, or the address, against whose limits a request counts."""
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"

@@ -11,8 +11,8 @@ class PacedResponses:
     """Raw ASGI middleware that splits large bodies.
 
     A body sent at once would stay in the connection's buffer until a slow client has read it,
-    while the request already counts as answered. In chunks, sending waits for the client: the
-    limits on requests and memory apply until the end, and the server's write timeout applies.
+    although the request already counts as answered. Sending in chunks waits for the client, so
+    the limits on requests and memory apply until the end, and so does the write timeout.
     """
 
     def __init__(self, app: ASGIApp) -> None:

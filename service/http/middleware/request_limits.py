@@ -17,9 +17,9 @@ from service.errors import ServiceError, TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
-# requests of one workspace that use the framework's 40 threads at the same time
+# how many of the framework's 40 threads the requests of one workspace may use at the same time
 MAX_RUNNING = 4
-# these respond from memory or receive long bodies, and have their own executors
+# these routes respond from memory or receive long bodies, and have their own executors
 OWN_EXECUTORS = re.compile(
     r"(?:GET|HEAD|POST) /v1/calibrators/[^/@]+@[^/@]+/predict"
     r"|POST /v2/models/[^/]+(?:/versions/[^/]+)?/infer"
@@ -30,15 +30,15 @@ OWN_EXECUTORS = re.compile(
 )
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
-# the keys of a workspace together may have this many times the requests and waits of one key
+# all keys of a workspace together may have this many times as many requests and waits as one key
 KEYS_AT_ONCE = 2
-# far longer than any valid path; matching routes takes time quadratic in the length
+# far longer than any valid path; the time to match routes is quadratic in the length
 LONGEST_PATH = 1024
 
 
 @dataclass(eq=False)
 class WorkspaceLoad:
-    """The threads that all keys of a workspace share, and what they have in flight in total."""
+    """The threads that the keys of a workspace share, and their requests and waits in flight."""
 
     threads: asyncio.Semaphore
     requests: int = 0
@@ -73,8 +73,8 @@ class Slot:
     async def run(self) -> None:
         """Wait for a thread of the caller's share.
 
-        Do nothing once the response has begun or the slot has been released: whoever listens for a
-        disconnect then needs no thread.
+        This does nothing once the response has begun or the slot has been released: code that only
+        listens for a disconnect needs no thread.
         """
         if self._is_answered or not self._is_held:
             return
@@ -90,7 +90,7 @@ class Slot:
             self.load.workspace.threads.release()
 
     def answer(self) -> None:
-        """Return the thread for good: the response begins."""
+        """Return the thread for good, because the response begins."""
         self._is_answered = True
         self.end_run()
 
@@ -106,9 +106,9 @@ class Slot:
 class RequestLimits:
     """Raw ASGI middleware that refuses requests beyond a caller's limit with 429.
 
-    A caller is a key, or the client's address if there is no key, and may have at most
-    ``most_requests`` requests in flight; the keys of a workspace together may have KEYS_AT_ONCE
-    times as many, and share its threads.
+    A caller is a key, or the client's address if there is no key. It may have at most
+    ``most_requests`` requests in flight. The keys of a workspace together may have KEYS_AT_ONCE
+    times as many, and they share its threads.
     """
 
     def __init__(self, app: ASGIApp, most_requests: int) -> None:
@@ -144,7 +144,7 @@ class RequestLimits:
                 del self._loads[owner]
 
     def _workspace_of(self, scope: Scope) -> WorkspaceLoad:
-        """Return the load of the caller's workspace."""
+        """Return the load of the caller's workspace, created if it is new."""
         name = owner_of(scope)
         found = self._workspaces.get(name)
         if found is None:
@@ -172,9 +172,9 @@ class ThreadLimits:
 
 
 def _until_answered(slot: Slot, send: Send) -> Send:
-    """Return a ``send`` that frees the thread with the first byte of the response.
+    """Return a ``send`` that frees the thread when the response begins.
 
-    A slow reader therefore does not block others.
+    A client that reads slowly therefore does not block others.
     """
 
     async def freeing_send(message: Message) -> None:
@@ -185,7 +185,7 @@ def _until_answered(slot: Slot, send: Send) -> Send:
 
 
 def _without_thread(slot: Slot, receive: Receive) -> Receive:
-    """Return a ``receive`` that lets others use the thread until the body has arrived."""
+    """Return a ``receive`` that frees the thread until the body has arrived."""
     has_arrived = False
 
     async def freeing_receive() -> Message:
@@ -218,8 +218,8 @@ def _uses_threads(scope: Scope) -> bool:
 async def waiting(scope: Scope, most: int) -> AsyncIterator[None]:
     """Count a stream or long poll as a wait of its caller; raise TooMany beyond ``most``.
 
-    The request releases its slot, because it only waits from now on. Hundreds of waits may end
-    together, so each takes a turn before the request goes on.
+    The request releases its slot, because from now on it only waits. Hundreds of waits may end at
+    the same time, so each takes a turn before its request continues.
     """
     slot: Slot = scope[SLOT]
     load = slot.load
@@ -244,7 +244,7 @@ async def waiting(scope: Scope, most: int) -> AsyncIterator[None]:
 
 
 class WaitingResponse(StreamingResponse):
-    """A stream that counts as a wait of its caller for as long as it lasts."""
+    """A streaming response that counts as a wait of its caller until it ends."""
 
     def __init__(self, most: int, *args: Any, **kwargs: Any) -> None:
         self._most = most
@@ -266,7 +266,8 @@ def _too_many(load: CallerLoad, most: int) -> TooMany:
     who, _, limit = _beyond(load.requests, load.workspace.requests, most)
     return TooMany(
         "too_many_requests",
-        f"{who} {limit} requests in flight, the maximum: wait for responses before sending more",
+        f"{who} {limit} requests in flight, which is the maximum: wait for responses before "
+        "sending more",
         limit=limit,
     )
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http.metrics import Metrics, Record
 
 UNMATCHED = "unmatched"
-CLIENT_LEFT = 499  # recorded when the client left before the response; never sent
+CLIENT_LEFT = 499  # recorded if the client disconnected before the response; never sent
 QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
 PAGE_POLICY = (
     b"default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src data:;"
@@ -49,8 +49,8 @@ class _Kind:
 class RequestLog:
     """Raw ASGI middleware around everything else.
 
-    It adds ``request_id`` to the scope, and to the response as X-Request-Id. Headers that a
-    route sets itself (Cache-Control, Content-Security-Policy) are left as they are.
+    It adds ``request_id`` to the scope, and to the response as X-Request-Id. Cache-Control and
+    Content-Security-Policy headers that a route sets itself are kept.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -103,8 +103,8 @@ class RequestLog:
             _log.debug("request", **_access_fields(scope, kind.template, status, seconds))
 
     def _template(self, scope: Scope) -> str:
-        """Return the path of the route as declared, with parameter names."""
-        # FastAPI stores the prefix of an included router apart from the route
+        """Return the path of the matched route as declared, with parameter names."""
+        # FastAPI stores the prefix of an included router separately from the route
         context = scope.get("fastapi", _NOTHING).get("effective_route_context")
         if context is not None:
             route = context.starlette_route or context
@@ -130,7 +130,7 @@ class RequestLog:
         label = method if method in _METHODS else "OTHER"
         record = self._metrics.recorder(template, label, status)
         kind = _Kind(template, status < 400 and template.endswith(QUIET_ENDINGS), record)
-        if label == method:  # methods that clients invent must not fill up memory
+        if label == method:  # methods invented by clients must not fill up the memory
             self._kinds[template, method, status] = kind
         return kind
 

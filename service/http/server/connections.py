@@ -1,4 +1,4 @@
-"""Open connections of a server: how many each address has, and which may be closed."""
+"""Open connections of a server: count them by address, and choose which to close."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Closable(Protocol):
 class Connections:
     """Count connections and unfinished heads by address; close idle connections for new ones.
 
-    A connection is idle while it has no request in flight. Beyond ``most_of_one`` connections of
-    an address, its oldest idle one is closed; beyond ``most`` in total, the oldest idle one of the
-    address that has the most. If none is idle, the new connection is closed.
+    A connection is idle while it has no request in flight. If an address has more than
+    ``most_of_one`` connections, its oldest idle one is closed. If there are more than ``most`` in
+    total, the address with the most idle connections loses its oldest one. If there is no idle
+    connection to close, the new one is closed.
     """
 
     def __init__(self, most_of_one: int, most: int | None = None) -> None:
@@ -52,7 +53,7 @@ class Connections:
             self._drop(one, address)
 
     def remove(self, one: Closable, address: str) -> None:
-        """Forget a connection that has ended."""
+        """Stop counting a connection that has ended."""
         if one in self._dropped:
             self._dropped.discard(one)
             return
@@ -91,7 +92,7 @@ class Connections:
             self._drop(next(iter(idle)), address)
 
     def _drop(self, one: Closable, address: str) -> None:
-        """Close a connection; its slot is free before the event loop closes its socket."""
+        """Close a connection; its slot is free even before the event loop closes the socket."""
         self.remove(one, address)
         self._dropped.add(one)
         one.drop()

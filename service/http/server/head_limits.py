@@ -18,8 +18,8 @@ def malformed() -> Malformed:
     """Return the error for bytes that are not HTTP."""
     return Malformed(
         "malformed_request",
-        "this is not an HTTP/1.1 request: its first line, a header or the framing of its body"
-        " breaks the rules",
+        "this is not a valid HTTP/1.1 request: its first line, a header or the framing of its"
+        " body is malformed",
     )
 
 
@@ -41,7 +41,7 @@ def too_many_pipelined() -> Malformed:
 
 
 def too_small_chunks() -> Malformed:
-    """Return the error for chunks that are too small to be worth their cost."""
+    """Return the error for chunks that are so small that parsing them costs too much."""
     return Malformed(
         "malformed_request", "the body arrives in chunks of a few bytes: send larger chunks"
     )
@@ -67,7 +67,7 @@ def too_long_value(name: bytes) -> ServiceError:
     advice = "delete the cookies of this host" if name == b"cookie" else "shorten it"
     return ServiceError(
         "request_header_fields_too_large",
-        f"the header {shown} has more than {most} bytes; {advice}",
+        f"the header {shown} has more than {most} bytes: {advice}",
     )
 
 
@@ -92,12 +92,12 @@ def unknown_coding() -> ServiceError:
 
 def too_slow(seconds: float) -> TooSlow:
     """Return the error for a head that takes too long."""
-    return TooSlow("headers_timeout", f"the headers must end within {seconds:g} seconds")
+    return TooSlow("headers_timeout", f"all headers must arrive within {seconds:g} seconds")
 
 
 def too_many_heads() -> Unavailable:
     """Return the error for an address, or a service, with too many unfinished heads."""
     return Unavailable(
         "too_many_unfinished_requests",
-        "too many requests are waiting for the rest of their headers: send all headers at once",
+        "too many requests have not sent all their headers yet: send all headers at once",
     )

@@ -1,7 +1,7 @@
 """Accept a bounded number of connections in each pass of the event loop, and read from them.
 
-By default, an event loop accepts one connection per pass (uvloop), so that new callers wait
-behind all others, or all pending ones (asyncio), so that all other callers wait for them.
+By default, uvloop accepts one connection per pass, so that new callers wait behind all others.
+asyncio accepts all pending connections, so that all other callers wait for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = 256
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
-# what follows a head in the same read is held until the request's turn comes, or is refused
+# bytes that follow a head in the same read are held until the request's turn comes
 HEAD_READ_BYTES = 1 << 16
 BUSY_READ_BYTES = 1 << 12
 
@@ -28,12 +28,13 @@ _log = structlog.get_logger("calibrd.service")
 
 
 class ReadAdapter(asyncio.BufferedProtocol):
-    """Read for another protocol, in small chunks while many connections are waiting to be parsed.
+    """Read on behalf of another protocol.
 
-    The bytes read for waiting connections are held in memory.
+    While connections are waiting to be parsed, chunks are small, because bytes that have been read
+    but not parsed are held in memory.
     """
 
-    _buffer = memoryview(bytearray(READ_BYTES))  # shared: copied before the next read
+    _buffer = memoryview(bytearray(READ_BYTES))  # shared, because bytes are copied at once
 
     def __init__(self, protocol: HttpProtocol) -> None:
         self._protocol = protocol
@@ -112,7 +113,7 @@ class ConnectionListener:
         self._loop.remove_reader(self._listening)
 
         def resume() -> None:
-            with suppress(OSError, ValueError):  # closed meanwhile
+            with suppress(OSError, ValueError):  # closed in the meantime
                 self._loop.add_reader(self._listening, self._accept)
 
         self._loop.call_later(FULL_SECONDS, resume)

@@ -1,4 +1,4 @@
-"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads, and problem+json errors."""
+"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads and with problem+json errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ LINGER_BYTES = 1 << 20
 class HttpProtocol(TurnReader):
     """One connection, with limits on what its parser buffers.
 
-    The parser buffers headers, and trailers of a chunked body, until they end, at a cost that is
-    quadratic in their length. Bytes that make no progress are therefore counted.
+    The parser buffers headers, and the trailers of a chunked body, until they are complete. Its
+    cost is quadratic in their length, so bytes that complete nothing are counted and limited.
     """
 
     head_seconds = 10.0
@@ -77,7 +77,7 @@ class HttpProtocol(TurnReader):
 
     @property
     def owner(self) -> str:
-        """The owner of its turns: the workspace of the previous request, or the address."""
+        """The owner whose turns this uses: the workspace of the last request, or the address."""
         scope: Any = {} if self.cycle is None else self.cycle.scope
         principal = scope.get("principal")
         return (
@@ -85,7 +85,7 @@ class HttpProtocol(TurnReader):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the connection's resources, and notify its request."""
+        """Release the resources of the connection, and notify the running request."""
         self.open_connections.remove(self, self._address)
         self._hold_head(0)
         self._stop_clock()
@@ -98,7 +98,7 @@ class HttpProtocol(TurnReader):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a request at once, or in its turn if it was pipelined behind another."""
         self._running = cycle
-        if self._data:  # part of the bytes being parsed, and so already in a turn
+        if self._data:  # the request is part of the bytes being parsed, so it already has a turn
             super()._start_asgi_task(cycle, app)
         elif self.read_turns.has_time:
             self._start_next(cycle, app)
@@ -117,7 +117,8 @@ class HttpProtocol(TurnReader):
     def eof_received(self) -> None:
         """Refuse a body that ends too early; the client may still be reading.
 
-        If hundreds end together, most are closed without a response, which would take time.
+        If hundreds of bodies end at once, most connections are closed without a response, because
+        sending so many would take too long.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.more_body:
@@ -160,7 +161,7 @@ class HttpProtocol(TurnReader):
             self._wait_for_head()
 
     def _read_leftover(self) -> None:
-        """Read the rest of a body that was already answered, slowly and with a deadline."""
+        """Read the rest of a body, slowly and with a deadline; the response was already sent."""
         self.slow_down()
         if self._clock is None:
             self._clock = self.loop.call_later(self.leftover_seconds, self.transport.close)
@@ -253,7 +254,7 @@ class HttpProtocol(TurnReader):
         if self._is_downgraded:
             return
         super().on_message_complete()
-        self.cycle.more_body = False  # uvicorn leaves it set if the response was complete before
+        self.cycle.more_body = False  # uvicorn leaves it set if the response is already complete
         self._made_progress = True
         self._stop_clock()
 
@@ -269,8 +270,8 @@ class HttpProtocol(TurnReader):
     def _unsupported_upgrade_warning(self) -> None:
         """Ignore other upgrades, such as h2c: the request is answered with HTTP/1.1.
 
-        The parser treats the bytes after such a head as another protocol, so a new parser reads
-        the head again without its upgrade, and then the body.
+        The parser treats the bytes after such a head as another protocol. Therefore a new parser
+        reads the head again without the upgrade headers, and then the body.
         """
         if not self._is_downgraded:
             return
@@ -290,7 +291,10 @@ class HttpProtocol(TurnReader):
         self._refuse(self._refusal or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
-        """Close the connection; first send the error unless it could pass for another response."""
+        """Send an error and close the connection.
+
+        Nothing is sent if the error could be taken for the response to another request.
+        """
         self._is_refused = True
         if self.transport.is_closing():
             return
@@ -350,7 +354,7 @@ class HttpProtocol(TurnReader):
         if self.transport.is_closing() or self._clock is not clock:
             return  # it ended, or its request arrived, while it waited for its turn
         if self.cycle is not None and not self.cycle.response_complete:
-            self._start_clock()  # the delay is ours: an earlier request is still being answered
+            self._start_clock()  # not the client's delay: an earlier request is still running
         elif self._in_head:
             self._refuse(refusals.too_slow(self.head_seconds))
         else:

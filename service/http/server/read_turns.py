@@ -13,7 +13,7 @@ from service.http.server.write_deadline import WriteDeadline
 TURN_SECONDS = 0.005
 # estimated time to start a request, which the parser only schedules on the loop
 REQUEST_SECONDS = 0.0003
-# liveness checks do not wait behind other requests
+# liveness checks, which do not wait behind other requests
 URGENT = (b"GET /healthz ", b"GET /v2/health/live ")
 URGENT_BYTES = 512
 MAX_URGENT = 50  # per pass
@@ -87,7 +87,7 @@ def is_urgent(data: bytes) -> bool:
 
 
 class TurnReader(WriteDeadline):
-    """A connection that takes turns with others in parsing what it receives.
+    """A connection that waits for its turn before it parses received data.
 
     Subclasses override ``parse`` and ``owner``, and may ``slow_down``.
     """
@@ -99,7 +99,7 @@ class TurnReader(WriteDeadline):
 
     @property
     def owner(self) -> str:
-        """The owner of its turns."""
+        """The owner whose turns this connection uses."""
         return "all"
 
     @property
@@ -133,7 +133,7 @@ class TurnReader(WriteDeadline):
             self._resume_reading()
 
     def slow_down(self) -> None:
-        """Pause reading for a moment: nothing is waiting for the rest."""
+        """Pause reading for a moment, because no one is waiting for the remaining bytes."""
         self._is_slowed_down = True
         self.transport.pause_reading()
         self.loop.call_later(LEFTOVER_PAUSE, self._speed_up)

@@ -40,9 +40,10 @@ class Aliases(Repository):
         forced: bool = False,
         rollback: bool = False,
     ) -> Alias | None:
-        """Point an alias at a version if it is still as ``expected``; return None if it is not.
+        """Point an alias at a version; return None if the alias is not as ``expected``.
 
-        ``expected`` None means that there is no such alias yet. Of two concurrent moves, one wins.
+        If ``expected`` is None, there must be no such alias yet. Of two concurrent moves, only one
+        succeeds.
         """
         revision = 1 if expected is None else expected.revision + 1
         values = {"version": version, "revision": revision, "moved_at": now()}
@@ -85,7 +86,7 @@ class Aliases(Repository):
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
 
     def version_before(self, there: Alias, limit: int) -> int | None:
-        """Return the version that an alias had before its last move that was not rolled back.
+        """Return the version that an alias pointed at before its last move not yet rolled back.
 
         Each rollback cancels the newest earlier move that is not cancelled yet. Only the latest
         ``limit`` moves are searched.
@@ -104,7 +105,7 @@ class Aliases(Repository):
         return self.session.scalar(standing.order_by(walked.c.revision.desc()).limit(1))
 
     def moves(self, calibrator: str, limit: int) -> dict[str, list[AliasMove]]:
-        """Return the latest moves of a calibrator's aliases, newest first, by alias."""
+        """Return the latest moves of each alias of a calibrator, newest first."""
         chosen = select(alias_moves).where(alias_moves.c.calibrator == calibrator)
         found: dict[str, list[AliasMove]] = {}
         for one in self._all(AliasMove, chosen.order_by(alias_moves.c.id.desc()).limit(limit)):
@@ -116,14 +117,14 @@ class Aliases(Repository):
         return self.counts([calibrator]).get(calibrator, 0)
 
     def counts(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the number of aliases by calibrator, without calibrators that have none."""
+        """Return the number of aliases of each calibrator that has any."""
         mine = aliases.c.calibrator.in_(ids)
         chosen = select(aliases.c.calibrator, func.count()).where(mine)
         rows = self.session.execute(chosen.group_by(aliases.c.calibrator))
         return {row[0]: row[1] for row in rows}
 
     def by_calibrator(self, ids: Sequence[str]) -> dict[str, list[Alias]]:
-        """Return the aliases by calibrator, sorted by name, without calibrators that have none."""
+        """Return the aliases of each calibrator that has any, sorted by name."""
         chosen = select(aliases).where(aliases.c.calibrator.in_(ids)).order_by(aliases.c.name)
         found: dict[str, list[Alias]] = {}
         for one in self._all(Alias, chosen):

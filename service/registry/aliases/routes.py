@@ -25,10 +25,10 @@ router = APIRouter(
 REVISION = re.compile(r'"(\d{1,9})"')
 
 IfMatch = Annotated[
-    str | None, Header(max_length=100, description="the ETag last seen; 412 if it has changed")
+    str | None, Header(max_length=100, description="ETag of the alias; 412 if it has changed")
 ]
 IfNoneMatch = Annotated[
-    str | None, Header(max_length=100, description="`*`: only if there is no such alias yet")
+    str | None, Header(max_length=100, description="`*`: 412 if the alias already exists")
 ]
 
 
@@ -40,7 +40,7 @@ def get_alias(
     name: openapi.Name,
     alias: openapi.Alias,
 ) -> AliasOut:
-    """Return where an alias points; its ETag can be sent as `If-Match` to move it safely."""
+    """Return the version that an alias points at; send its ETag as `If-Match` to move it safely."""
     with joined.database.read() as store:
         found = aliases.find(store, caller, name, alias)
     response.headers["ETag"] = f'"{found.revision}"'
@@ -69,11 +69,12 @@ def move_alias(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> AliasOut:
-    """Point an alias at a version; one that is `worse` or `insufficient_data` needs `force`.
+    """Point an alias at a version.
 
-    So does a version that measurably loses accuracy, against the model itself or against the
-    version that the alias points at, on rows that both were judged on. `force` needs a `reason`.
-    For a `trade_off` the response has a `warning`.
+    A version with the verdict `worse` or `insufficient_data` needs `force` and a `reason`. So does
+    a version that measurably loses accuracy, compared with the uncalibrated model, or with the
+    version that the alias points at on rows that both were judged on. For a `trade_off` the
+    response has a `warning`.
     """
     moved = promote(
         joined.database,
@@ -120,7 +121,7 @@ def roll_back_alias(
     body: RollbackIn | None = None,
     if_match: IfMatch = None,
 ) -> AliasOut:
-    """Undo the last move; repeat to undo the one before. 409 if there is no earlier version."""
+    """Undo the last move; another call undoes the one before it. 409 if none is left."""
     with joined.database.write() as store:
         moved = aliases.roll_back(
             store,
@@ -136,7 +137,7 @@ def roll_back_alias(
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """Return the revision that the caller expects: 0 for no alias yet, None for any."""
+    """Return the revision that the caller expects; 0 means no alias yet, and None any revision."""
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
             raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")

@@ -17,7 +17,7 @@ Reason = Annotated[str, Field(max_length=LONGEST_REASON, pattern=r"^[^\x00]*$")]
 
 
 class AliasOut(Body):
-    """Where an alias points; ``revision`` counts its moves and is its ETag."""
+    """An alias and its version; ``revision`` counts its moves and is its ETag."""
 
     name: str = Field(examples=["production"])
     version: int = Field(examples=[3])
@@ -65,7 +65,7 @@ class MoveOut(Body):
 
 
 class MoveIn(RequestBody):
-    """The version to point an alias at, and why."""
+    """The version to point an alias at, and the reason."""
 
     version: Annotated[int, Field(ge=1, examples=[3])]
     reason: Reason = Field(default="", examples=[REASON])
@@ -73,6 +73,6 @@ class MoveIn(RequestBody):
 
 
 class RollbackIn(RequestBody):
-    """Why an alias is rolled back."""
+    """The reason for a rollback."""
 
     reason: Reason = Field(default="", examples=["more complaints since noon"])

@@ -65,7 +65,7 @@ def move(
 ) -> Moved:
     """Point an alias at a version.
 
-    ``expected`` is the revision that the caller saw last: 0 for "no alias yet", None for any.
+    ``expected`` is the revision that the caller last read; 0 means no alias yet, None any revision.
     A version that was judged worse, could not be judged, takes different input from the one that
     the alias points at, or measurably loses accuracy needs ``force`` and a reason; ``change`` is
     the change in accuracy on rows that both were judged on.
@@ -85,7 +85,7 @@ def move(
             verdict=chosen.verdict,
         )
     if there is not None and there.version == version:
-        moved = there  # not a move: a rollback must undo the one before
+        moved = there  # not recorded as a move: a rollback must undo the previous one
     else:
         if there is None:
             _check_count(store, chosen, name)
@@ -106,7 +106,7 @@ def roll_back(
     reason: str = "",
     expected: int | None = None,
 ) -> Alias:
-    """Undo an alias's last move that was not rolled back."""
+    """Undo the last move of an alias that has not been rolled back yet."""
     there = find(store, principal, name, alias)
     _check_expected(there, expected, alias)
     chosen = rollback_target(store, principal, name, there)
@@ -114,8 +114,8 @@ def roll_back(
 
 
 def rollback_target(store: Store, principal: Principal, name: str, there: Alias) -> Version:
-    """Return the version that a rollback would point an alias at."""
-    # ignores moves that are committed meanwhile
+    """Return the version that an alias would point at after a rollback."""
+    # ignores moves that other callers have committed since
     before = store.aliases.version_before(there, HISTORY)
     if before is None:
         raise Conflict("nothing_to_roll_back", f"{there.name!r} of {name} has no earlier version")
@@ -143,17 +143,17 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 def objection(
     chosen: JudgedVersion, before: Version | None, alias: str, change: AccuracyChange | None = None
 ) -> str | None:
-    """Return why moving an alias from ``before`` to a version needs force; None if it does not."""
+    """Return why moving an alias from ``before`` to a version needs force, or None."""
     found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(
-            f"takes {_input(version)}, but callers of {alias!r} now send {_input(before)}, "
-            f"which version {before.number} takes"
+            f"takes {_input(version)}, but callers of {alias!r} send {_input(before)}, "
+            f"because that is what version {before.number} takes"
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
             f"takes no segments, but callers of {alias!r} may be sending them, because version "
-            f"{before.number} takes them"
+            f"{before.number} does"
         )
     if before is not None and _needs_features(before) != _needs_features(version):
         words = ("needs features", "takes none")
@@ -168,7 +168,7 @@ def objection(
 
 
 def _losses(report: Report | None, change: AccuracyChange | None) -> Iterator[str]:
-    """Yield measurable losses of accuracy, relative to the model and to the previous version."""
+    """Yield measurable losses of accuracy, compared with the model and the previous version."""
     own = None if report is None else report.change.get("accuracy")
     if report is not None and own is not None and "accuracy" in report.lost:
         after = report.metrics["accuracy"] or 0.0
@@ -197,7 +197,7 @@ def _input(version: Version) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason; raise Invalid if it is too long or holds control characters."""
+    """Return the reason; raise Invalid if it is too long or contains control characters."""
     if len(reason) > LONGEST_REASON or not is_readable(reason, lines=True):
         raise Invalid(
             "bad_reason",

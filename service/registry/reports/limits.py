@@ -25,10 +25,10 @@ LONGEST_TEXT = 2000
 
 
 def check_limits(report: dict[str, Any]) -> None:
-    """Raise Invalid if a report or a part of it is larger than any that we produce.
+    """Raise Invalid if a report or a part of it is larger than any report of a fit.
 
-    ``report`` is plain JSON. ``fit``, which says how the map was fitted, is free-form and has its
-    own limit.
+    ``report`` is plain JSON. Its field ``fit``, a free-form description of how the map was fitted,
+    has its own limit.
     """
     _check_parts("", {name: part for name, part in report.items() if name != "fit"})
     _check_bytes("fit", report.get("fit", {}), MAX_FIT_BYTES)

@@ -29,7 +29,7 @@ _log = structlog.get_logger("calibrd.rendering")
 
 
 class Drawing(NamedTuple):
-    """A rendering of a version's report, which never changes."""
+    """A rendering of a version's report; both are immutable."""
 
     workspace: str
     version: str
@@ -115,12 +115,12 @@ class Renderer:
         path = self._folder / drawing.file_name
         with suppress(OSError):
             content = path.read_bytes()
-            os.utime(path)  # least recently used files are removed first
+            os.utime(path)  # the least recently used files are removed first
             return content
         return None
 
     def _store(self, drawing: Drawing, content: bytes) -> None:
-        """Write a file atomically; a full disk must not fail the response."""
+        """Write a file atomically; the response must succeed even if the disk is full."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:

@@ -100,7 +100,7 @@ async def _drawn(
     if_none_match: str | None,
     format: Format,
 ) -> Response:
-    """Return a rendered report, or 304 if the caller has it."""
+    """Return a rendered report, or 304 if the caller already has it."""
     version = await joined.executors.query.run(
         caller.workspace, _version, joined, caller, name, number
     )

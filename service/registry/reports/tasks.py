@@ -33,7 +33,7 @@ from service.datasets import formats
 from service.errors import ServiceError
 
 MAX_VALUES = 4_000_000
-MAX_GROWTH = 1 << 30  # of address space: arenas and thread stacks reserve much
+MAX_GROWTH = 1 << 30  # of address space, much of which arenas and thread stacks only reserve
 NICENESS = 10  # requests go first
 
 
@@ -106,7 +106,7 @@ def limited_memory(growth: int) -> Iterator[None]:
 
 
 def _run(name: str, request: dict[str, Any]) -> bytes:
-    if name == "draw":  # a browser engine draws PNG files, and reserves gigabytes it never uses
+    if name == "draw":  # the engine that draws PNG files reserves gigabytes that it never uses
         return TASKS[name](request)
     with limited_memory(MAX_GROWTH):
         return TASKS[name](request)
@@ -118,7 +118,7 @@ def _answer(request: dict[str, Any]) -> bytes:
     except MemoryError:
         code, message = (
             OUT_OF_MEMORY,
-            "the task needs more memory than is allowed: choose fewer rows",
+            "the task needs more memory than allowed: use fewer rows",
         )
     except (ServiceError, CalibrationError) as error:
         code, message = error.code, str(error)
@@ -129,7 +129,9 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 def main() -> None:
     """Run tasks until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C and ends us
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the service handles Ctrl-C, and ends this process
     os.nice(NICENESS)
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep the output of libraries out of the response

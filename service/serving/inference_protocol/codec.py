@@ -1,8 +1,8 @@
 """Conversion of Open Inference Protocol bodies to arrays and back.
 
-A body is JSON alone, or JSON followed by raw little-endian tensors; in that case the header
-``Inference-Header-Content-Length`` is the length of the JSON. No numbers are allocated before the
-shape, multiplied in Python integers, is known to match the bytes received.
+A body is JSON alone, or JSON followed by raw little-endian tensors. In the second case the header
+``Inference-Header-Content-Length`` is the length of the JSON. Memory for numbers is only allocated
+after a check that the shape, multiplied in Python integers, matches the bytes received.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUT = "probabilities"
 
 @dataclass(frozen=True)
 class InferLimits:
-    """The maximum bytes of a request (as sent and unpacked), its response, and its JSON."""
+    """Limits in bytes on a request (as sent and unpacked) and its response, and on JSON."""
 
     body: int
     json: int
@@ -75,7 +75,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Read an infer request; ``header_length`` is the length of its JSON, None for JSON alone."""
+    """Read an infer request; ``header_length`` is the length of its JSON (None: the whole body)."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
@@ -85,7 +85,8 @@ def decode(
     if length > limits.json:
         raise TooLarge(
             "body_too_large",
-            f"the JSON has {length} bytes, at most {limits.json} are allowed: use binary tensors",
+            f"the JSON has {length} bytes, but at most {limits.json} are allowed: use binary "
+            "tensors",
         )
     with parsing_turn(length):
         document = _parse(memoryview(body)[:length])
@@ -114,7 +115,7 @@ def decode(
 
 
 def encode(request: InferRequest, found: Prediction, served: Served) -> tuple[bytes, int]:
-    """Return the body of the response, and how many bytes of it are JSON."""
+    """Return the body of the response, and the length of its JSON in bytes."""
     probabilities = found.probabilities
     array = np.ascontiguousarray(probabilities, probabilities.dtype.newbyteorder("<"))
     output: dict[str, Any] = {
@@ -177,7 +178,7 @@ def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
     if len(outputs) > 1 or any(type(one) is not dict for one in outputs):
         raise Malformed(
             "wrong_outputs",
-            f"outputs must be a list of one object with the name {OUTPUT!r}, "
+            f"outputs must be a list of at most one object, with the name {OUTPUT!r}, "
             f"got {len(outputs)} entries",
         )
     for output in outputs:

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def optional(owner: dict[str, Any], path: str, kind: type[Value]) -> Value | None:
-    """Return the value at the end of a path, None if it is absent or null."""
+    """Return the value at the end of a path; None if it is absent or null."""
     value = owner.get(path.rpartition(".")[2])
     if value is not None and type(value) is not kind:
         raise Malformed("bad_field", f"{path} must be {NOUNS[kind]}, got {_shown(value)}")
@@ -46,5 +46,5 @@ def parameters(owner: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    # reprlib would sort all keys of an object to show the first few
+    # reprlib would sort all keys of an object just to show the first few
     return NOUNS[dict] if isinstance(value, dict) else reprlib.repr(value)

@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 class InputTensor:
     """An input: its path in the JSON, its JSON object, and its bytes after the JSON.
 
-    ``size`` is the stated number of these bytes, None if the values are in the JSON.
+    ``size`` is the stated number of these bytes; None if the values are in the JSON.
     """
 
     path: str
@@ -61,7 +61,7 @@ class InputTensor:
         return found
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape, with one of the allowed numbers of ``dimensions``, none empty."""
+        """Return the shape; raise if its number of dimensions is not allowed or one is empty."""
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
@@ -84,7 +84,7 @@ class InputTensor:
         if len(data) != math.prod(shape):
             raise Malformed(
                 "bad_tensor_length",
-                f"{self.path}.data must hold {math.prod(shape)} values for the shape "
+                f"{self.path}.data must contain {math.prod(shape)} values for the shape "
                 f"{list(shape)}, got {len(data)}",
             )
         return data
@@ -117,9 +117,9 @@ def read_inputs(
     served: Served,
     check: Callable[[NDArray[Any]], None] = lambda _: None,
 ) -> Inputs:
-    """Read the inputs for a map; ``tail`` are the bytes after the JSON.
+    """Read the inputs for a map; ``tail`` contains the bytes after the JSON.
 
-    ``check`` may refuse the values before the segment names are read, which takes longer.
+    ``check`` may refuse the values before the segment names are read, because that takes longer.
     """
     found = _tensors(document, tail, served)
     tensor = found[served.map.kind]
@@ -133,7 +133,7 @@ def read_inputs(
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
-    """Return the inputs by name; the bytes after the JSON belong to them in order."""
+    """Return the inputs by name; the bytes after the JSON are assigned to them in order."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
     if not inputs or any(type(one) is not dict for one in inputs):
@@ -147,9 +147,9 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
         if name not in (kind, SEGMENTS) or name in found:
             raise Malformed(
                 "unknown_input",
-                f"calibrator {served.calibrator!r} version {served.number} takes one input named "
-                f"{kind!r} and, if rows have segments, one named {SEGMENTS!r}; {path} is named "
-                f"{reprlib.repr(name)}",
+                f"version {served.number} of calibrator {served.calibrator!r} takes one input "
+                f"named {kind!r} and, if rows have segments, one named {SEGMENTS!r}; {path} is "
+                f"named {reprlib.repr(name)}",
             )
         size = _size(sent, path, len(tail))
         found[name] = InputTensor(path, sent, size, tail[: size or 0])
@@ -165,7 +165,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
 
 
 def _size(sent: dict[str, Any], path: str, left: int) -> int | None:
-    """Return the number of bytes that belong to an input, None if its values are in the JSON."""
+    """Return the number of bytes that belong to an input; None if its values are in the JSON."""
     parameters = fields.parameters(sent, f"{path}.parameters")
     size = fields.optional(parameters, f"{path}.parameters.binary_data_size", int)
     if size is None:
@@ -188,8 +188,8 @@ def _shape(tensor: InputTensor, served: Served) -> tuple[int, ...]:
     if columns != k and not (columns == 1 and k == 2):
         raise Invalid(
             "wrong_classes",
-            f"calibrator {served.calibrator!r} version {served.number} was fitted on {k} classes, "
-            f"got {columns} columns: {tensor.path}.shape must be [n, {k}]",
+            f"version {served.number} of calibrator {served.calibrator!r} was fitted on {k} "
+            f"classes, got {columns} columns: {tensor.path}.shape must be [n, {k}]",
         )
     return shape
 

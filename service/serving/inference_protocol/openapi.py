@@ -18,7 +18,7 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 ERRORS = {
     "400": (
         "The request cannot be read: bad JSON, field, datatype, name or number of bytes",
-        "inputs[0].data must hold 6 values for the shape [2, 3], got 3",
+        "inputs[0].data must contain 6 values for the shape [2, 3], got 3",
     ),
     "401": ("No key, or an invalid one", "send a valid key"),
     "403": ("The key has no predict scope", "this needs a key with the predict scope"),
@@ -166,20 +166,20 @@ BINARY: Plain = {
     '"parameters": {"binary_data_size": 12}}]}<12 bytes>',
 }
 INFER_DESCRIPTION = (
-    "Send one input, named after what the calibrator was fitted on: `logits` or `probabilities`, "
-    "of shape [n, k] (or [n, 1] if k is 2). The output is FP32 for FP32, FP16 and BF16, and FP64 "
-    "for FP64 and integers. A tensor may follow the JSON as raw little-endian bytes, with its "
-    f"`binary_data_size` and the header `{LENGTH_HEADER}`; request such a response with "
-    "`binary_data_output`, or with `binary_data` in an output. Content-Encoding may be gzip or "
+    "Send one input, named after the values that the calibrator was fitted on: `logits` or "
+    "`probabilities`, of shape [n, k] (or [n, 1] if k is 2). The output is FP32 for FP32, FP16 and "
+    "BF16 input, and FP64 for FP64 and integers. A tensor may follow the JSON as raw little-endian "
+    f"bytes, with its `binary_data_size` and the header `{LENGTH_HEADER}`. To get such a response, "
+    "set `binary_data_output`, or `binary_data` in an output. Content-Encoding may be gzip or "
     "deflate.\n\n"
-    "A map of the method `segmented` accepts a second input, `segments`, BYTES or integers of "
-    "shape [n] or [n, 1]: the segment of each row. Without it, all rows are calibrated by the map "
-    "for all rows; so are rows of unknown segments, whose number is in the header Calibrd-Warning "
-    "and in the response's parameter `warning`.\n\n"
+    "A map of the method `segmented` accepts a second input, `segments`: the segment of each row, "
+    "as BYTES or integers of shape [n] or [n, 1]. Without it, and for rows of unknown segments, "
+    "the map for all rows is used. The number of rows of unknown segments is in the header "
+    "Calibrd-Warning and in the response's parameter `warning`.\n\n"
     "The fingerprint of the model that produced the values may be sent as the header "
-    f"`{MODEL_HEADER}` or the request's parameter `model`. If the map was fitted for another "
-    "model, the response is 409; if the parameter `fingerprint` is `warn`, it has the header "
-    "Calibrd-Warning instead."
+    f"`{MODEL_HEADER}` or as the request's parameter `model`. If the map was fitted for another "
+    "model, the response is 409. With the parameter `fingerprint` set to `warn`, the response is "
+    "200 with the header Calibrd-Warning instead."
 )
 
 
@@ -219,7 +219,10 @@ def _infer(suffix: str, which: str) -> Plain:
     responses = _answers("The probabilities", ANSWER, ANSWER_EXAMPLE, *ERRORS)
     length = {"schema": {"type": "integer", "minimum": 0}}
     responses["200"]["headers"] = {
-        LENGTH_HEADER: {"description": "bytes of JSON, if a raw tensor follows it", **length},
+        LENGTH_HEADER: {
+            "description": "length of the JSON in bytes, if a raw tensor follows",
+            **length,
+        },
         "Calibrd-Warning": {"description": "a code and a sentence", "schema": STRING},
     }
     responses["200"]["content"]["application/octet-stream"] = BINARY

@@ -16,7 +16,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     "FP16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # numpy has no such type: read as bits; see from_bytes
+    "BF16": np.dtype("<u2"),  # numpy has no such type, so these are read as bits; see from_bytes
     **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
 }
@@ -60,8 +60,8 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[s
     if done != count or end != len(data):
         raise Malformed(
             "bad_tensor_length",
-            f"the bytes of {path} must be {count} strings, each preceded by its length in "
-            f"{LENGTH_BYTES} bytes, and nothing else",
+            f"the bytes of {path} must be exactly {count} strings, each preceded by its length in "
+            f"{LENGTH_BYTES} bytes",
         )
     yield names
 
@@ -70,7 +70,7 @@ def _decoded(raw: bytes, path: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Malformed("bad_values", f"{path} must hold strings in UTF-8") from error
+        raise Malformed("bad_values", f"{path} must contain strings in UTF-8") from error
 
 
 def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
@@ -78,7 +78,7 @@ def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
     for start in range(0, len(data), BLOCK_NAMES):
         block = data[start : start + BLOCK_NAMES]
         if not {str}.issuperset(map(type, block)):
-            raise Malformed("bad_values", f"{path} of {TEXT} must hold only strings")
+            raise Malformed("bad_values", f"{path} of {TEXT} must contain only strings")
         yield block
 
 
@@ -90,8 +90,8 @@ def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):
         noun = "numbers" if dtype.kind == "f" else "integers"
-        raise Malformed("bad_values", f"{path} of {datatype} must hold only {noun}")
-    out_of_range = f"{path} holds numbers outside the range of {datatype}"
+        raise Malformed("bad_values", f"{path} of {datatype} must contain only {noun}")
+    out_of_range = f"{path} contains numbers outside the range of {datatype}"
     try:
         with np.errstate(over="ignore"):
             array = np.array(data, dtype)

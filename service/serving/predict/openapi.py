@@ -31,7 +31,7 @@ FEATURES: Plain = {
     "items": {"type": "array", "items": {"type": "number"}},
     "description": "The input to the model's last layer (n, d), for a map that needs features",
 }
-UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, and not used"}
+UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, but not used"}
 
 ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
@@ -40,7 +40,7 @@ ERRORS: dict[int | str, str] = {
     "404": "No such calibrator, version or alias",
     "406": "The response is not available in an accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
-    "413": "The body, sent or unpacked, or the response is too large, or too many rows to evaluate",
+    "413": "The body, its unpacked form or the response is too large, or has too many rows",
     "415": "The body's format is not supported",
     "422": "Values, parameters or names break a rule: NaN, wrong number of classes, wrong kind",
     "503": "A part of the service is unavailable",
@@ -75,7 +75,7 @@ OPTIONS = [
         "top",
         "query",
         {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        "Return only this many of the most probable classes, or all if there are fewer",
+        "Return only this many of the most probable classes",
     ),
     _parameter(
         "interval",
@@ -88,13 +88,15 @@ OPTIONS = [
         "model",
         "query",
         {"type": "string", "minLength": 1},
-        f"Fingerprint of the model that produced the values; as {MODEL_HEADER}, if both are sent",
+        "Fingerprint of the model that produced the values; if the header "
+        f"{MODEL_HEADER} is sent too, both must be equal",
     ),
     _parameter(
         "fingerprint",
         "query",
         {"type": "string", "enum": ["refuse", "warn"], "default": "refuse"},
-        "What to do if the map was fitted for another model: 409, or a Calibrd-Warning header",
+        "Whether a map that was fitted for another model leads to 409 (`refuse`), or only to a "
+        "Calibrd-Warning header (`warn`)",
     ),
     _parameter(
         MODEL_HEADER,
@@ -122,13 +124,14 @@ DOCUMENT: Plain = {
         },
         "interval": {
             "type": "object",
-            "description": "With interval: bounds of the probability that the top class is correct",
+            "description": "With `interval`: bounds of the probability that the predicted class is "
+            "correct",
             "required": ["level", "low", "high"],
             "properties": {"level": {"type": "number"}, "low": ROW, "high": ROW},
         },
         "evaluation": {
             "type": "object",
-            "description": "With labels: metrics, noise floor, intervals and reliability tables",
+            "description": "With `labels`: metrics, noise floor, intervals and reliability tables",
         },
     },
 }
@@ -142,11 +145,11 @@ ANSWER: Plain = {
         },
         "Calibrd-Map": {
             "schema": {"type": "string"},
-            "description": "sha256: and the hash of the map's bytes",
+            "description": "The hash of the map's bytes, e.g. sha256:9f86d081...",
         },
         "Calibrd-Warning": {
             "schema": {"type": "string"},
-            "description": "A code and a sentence; once for each warning",
+            "description": "A code and a sentence; the header is repeated for each warning",
         },
     },
     "content": {
@@ -210,20 +213,20 @@ OPENAPI: Plain = {
             "tags": ["predict"],
             "summary": "Calibrate logits or probabilities",
             "description": (
-                "Send an array (n, k) as npy, npz, safetensors or JSON; npz, safetensors and JSON "
-                "objects name it `logits` or `probabilities`, whichever the map was fitted on, or "
-                "`values` to skip that check. A one-dimensional array of k numbers is one "
+                "Send an array (n, k) as npy, npz, safetensors or JSON. In npz, safetensors and "
+                "JSON objects, name it `logits` or `probabilities`, whichever the map was fitted "
+                "on, or `values` to skip that check. A one-dimensional array of k numbers is one "
                 "row. A map of two classes refuses such an array (`ambiguous_row`): it accepts "
                 "(n, 2), or (n, 1) with the logit or probability of class 1. The response has the "
-                "request's format unless Accept names another.\n\n"
+                "same format as the request, unless Accept names another.\n\n"
                 "With `labels` (n,) the response is JSON and has an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, for at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
                 "With `segments` (n,), names or integers, a map of the method `segmented` "
-                "calibrates each row for its segment; rows of unknown segments are calibrated by "
-                "the map for all rows, and a Calibrd-Warning counts them. Other maps refuse "
-                "segments (`no_segments`) unless there are labels; the evaluation then also "
-                "reports each segment (`by_segment`).\n\n"
+                "calibrates each row for its segment. For rows of unknown segments it uses the map "
+                "for all rows, and a Calibrd-Warning states how many there are. Other maps refuse "
+                "segments (`no_segments`), unless labels are sent as well: the evaluation then "
+                "also reports each segment (`by_segment`).\n\n"
                 "A map of a method that needs features, such as `feature_clipping`, takes them in "
                 "`features` (n, d) and is refused without them (`missing_features`); other maps "
                 "refuse them (`no_features`)."
@@ -236,17 +239,19 @@ OPENAPI: Plain = {
             "operationId": "predict_one_row",
             "tags": ["predict"],
             "summary": "Calibrate one row",
-            "description": "Calibrate one row in the query, for quick tests. Send one of "
-            "`logits` and `probabilities`.",
+            "description": "Calibrate one row that is sent in the query, for quick tests. Send "
+            "either `logits` or `probabilities`.",
             "parameters": [
                 _parameter(
                     "logits",
                     "query",
                     {"type": "string"},
-                    "Numbers and commas",
+                    "Numbers separated by commas",
                     example="2.1,0.3,-1.0",
                 ),
-                _parameter("probabilities", "query", {"type": "string"}, "Numbers and commas"),
+                _parameter(
+                    "probabilities", "query", {"type": "string"}, "Numbers separated by commas"
+                ),
                 *OPTIONS,
             ],
             "responses": RESPONSES,

@@ -25,7 +25,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """The query of a call; ``values`` are set for a GET."""
+    """The query of a predict call; ``values`` is only set for a GET."""
 
     dtype: type[np.floating[Any]] | None = None
     top: int | None = None
@@ -45,7 +45,7 @@ class SentHeaders:
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> SentHeaders:
-    """Return the headers of an ASGI scope that predict uses."""
+    """Return the request headers that predict uses."""
     sent = SentHeaders()
     for name, value in headers:
         if name == b"content-type":
@@ -92,13 +92,15 @@ def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
             case _:
                 raise _unknown(name, with_values=with_values)
     if with_values and request.values is None:
-        raise Invalid("missing_parameter", "send the row as logits=2.1,0.3,-1.0 or probabilities=")
+        raise Invalid(
+            "missing_parameter", "send the row as logits=2.1,0.3,-1.0 or as probabilities="
+        )
     return request
 
 
 @lru_cache(maxsize=128)
 def answer_format(accept: str, default: Format) -> Format:
-    """Return the format that the Accept header prefers, ``default`` for wildcards.
+    """Return the format that the Accept header prefers; ``default`` for wildcards.
 
     >>> answer_format("application/json;q=0.5, application/x-npy", Format.JSON).value
     'npy'
@@ -116,7 +118,8 @@ def answer_format(accept: str, default: Format) -> Format:
     if chosen is None:
         known = ", ".join(one.media_type for one in Format if one.codec.encode)
         raise NotAcceptable(
-            "not_acceptable", f"responses are {known}, but the Accept header allows none of them"
+            "not_acceptable",
+            f"responses are available as {known}, but the Accept header allows none of these",
         )
     return chosen
 
@@ -175,6 +178,6 @@ def _unknown(name: str, *, with_values: bool) -> Invalid:
     known += ["logits", "probabilities"] if with_values else []
     return Invalid(
         "unknown_parameter",
-        f"unknown parameter {name[:40]!r}; supported are {', '.join(sorted(known))}",
+        f"unknown parameter {name[:40]!r}: supported are {', '.join(sorted(known))}",
         known=sorted(known),
     )

@@ -88,7 +88,7 @@ class Predict:
     large: LargeCalls
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Respond with calibrated probabilities; the application handles errors."""
+        """Respond with calibrated probabilities; errors are handled by the enclosing app."""
         served = await self._served(scope)
         is_post = scope["method"] == "POST"
         query = scope["query_string"]
@@ -165,14 +165,14 @@ class Predict:
         sent: SentHeaders,
         format: Format = Format.JSON,
     ) -> tuple[Headers, bytes]:
-        """Respond on the event loop if that is quick."""
+        """Respond on the event loop if that is quick, otherwise on another thread."""
         is_long = (
             arrays.labels is not None
             or arrays.segments is not None
             or arrays.features is not None
             or request.interval is not None
         )
-        # Accept may request JSON: assuming so is cheaper than parsing the header
+        # Accept may request JSON: assuming that it does is cheaper than parsing the header
         writes_json = format is Format.JSON or bool(sent.accept) or request.top is not None
         if is_long or not is_quick(served, arrays.values, writes_json=writes_json, top=request.top):
             return await self.large.run(
@@ -200,7 +200,7 @@ class Predict:
         sent: SentHeaders,
         format: Format,
     ) -> int:
-        """Return the approximate bytes of the response; raise TooLarge if there are too many."""
+        """Return the approximate size of the response in bytes; raise TooLarge beyond the limit."""
         k = served.map.k
         check_call_cost(served, arrays.values)
         output_format = _output_format(arrays, request, sent, format)
@@ -249,7 +249,7 @@ def _mismatch(served: Served, request: PredictRequest, sent: SentHeaders) -> str
 
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
-    """Return whether a body is faster to decode than to pass to another thread."""
+    """Return whether a body is decoded faster here than on another thread."""
     is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
     return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 
@@ -269,7 +269,7 @@ async def _whole_body(receive: Receive) -> bytes:
 def answer_size(
     classes: int, arrays: Arrays, request: PredictRequest, output_format: Format
 ) -> int:
-    """Return the approximate size of the response in bytes, for values that suit the map."""
+    """Return the approximate size of the response in bytes, for values that fit the map."""
     values = arrays.values
     # rows of a map of two classes have one number or two
     rows = len(values) if classes == 2 else values.size // classes

@@ -26,7 +26,7 @@ class Form:
     def text(self, name: str) -> str:
         """Return the text of a field without surrounding whitespace; empty if there is none.
 
-        Browsers send line ends as two characters, but count them as one.
+        Browsers send a line end as two characters, but count it as one.
         """
         return self._fields.get(name, [""])[0].replace("\r\n", "\n").strip()
 

@@ -1,8 +1,8 @@
 """The layout of all pages: headers, navigation and error pages.
 
 A page is a module in ``service/web/pages/`` with a ``router`` created by ``pages()``, and
-templates that extend ``layout.html``. Its routes return ``page(...)``, take forms as ``Sent`` and
-declare the scope they need, as API routes do.
+templates that extend ``layout.html``. Its routes return ``page(...)``, receive forms as ``Sent``,
+and declare the scope that they need, as API routes do.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NAVIGATION = (
 
 
 class PageRoute(APIRoute):
-    """A route of a page: checks the token of forms, and shows errors as pages."""
+    """A route of a page, which checks the token of forms, and shows errors as pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, which parses and checks the form first."""
@@ -112,7 +112,7 @@ def page(
 
 
 def error_page(request: Request, error: Exception) -> HTMLResponse:
-    """Return an error as a page."""
+    """Return a page that shows an error."""
     problem = problem_of(request.scope, error)
     values = {"problem": problem, "back": page_before(request.scope)}
     answer = page(request, "problem.html", values, status=problem.status)
@@ -121,14 +121,14 @@ def error_page(request: Request, error: Exception) -> HTMLResponse:
 
 
 async def refuse_as_page(request: Request, error: Exception) -> Response:
-    """Handle errors that no route raised, such as unknown paths."""
+    """Respond to errors outside of routes, such as unknown paths, with a page or as JSON."""
     if wants_page(request.scope):
         return error_page(request, error)
     return problem_response(request.scope, error)
 
 
 def lead_to(request: Request, path: str, *, status: int = 303) -> RedirectResponse:
-    """Redirect to a page of the service, by default after a form was processed.
+    """Return a redirect to a page of the service, by default for a form that was processed.
 
     The address is relative, so it does not depend on headers such as Host.
     """

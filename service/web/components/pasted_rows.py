@@ -1,4 +1,4 @@
-"""Parse rows that a person typed or pasted, in any common notation."""
+"""Parse rows that a user typed or pasted, in any common notation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _EMPTY = re.compile(r"[,;]\s*[,;]|^[,;]")
 def rows_of(text: str, classes: int) -> Array:
     r"""Parse rows (n, k) from JSON, printed numpy arrays, or numbers with separators.
 
-    A line is a row; numbers on several lines are one row if there is one per class. A map of two
-    classes also takes rows of one number, as predict does.
+    Each line is a row, unless all numbers together are one row, with one number per class. A map of
+    two classes also takes rows of one number, as predict does.
 
     >>> rows_of("1 2 3\n4, 5, 6", 3).tolist()
     [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -69,7 +69,7 @@ def _lines(text: str, classes: int) -> Array:
     place, row = next((one for one in enumerate(rows, 1) if len(one[1]) != classes), (1, []))
     raise Invalid(
         "wrong_classes",
-        f"a row must have {classes} numbers, one per class; row {place} has {len(row)}",
+        f"a row must have {classes} numbers, one per class, but row {place} has {len(row)}",
         expected=classes,
         got=len(row),
     )
@@ -94,7 +94,7 @@ def _numbers(text: str, row: int) -> list[float]:
 
 
 def example_row(classes: int, kind: str) -> str:
-    """Return an example row, always the same, in which one class is likely but not certain.
+    """Return an example row (always the same one) in which one class is likely but not certain.
 
     >>> example_row(3, "logits"), example_row(2, "probabilities")
     ('0.13, 3.60, 0.64', '0.0444715, 0.955529')

@@ -12,7 +12,7 @@ from service.web.components.templating import MISSING, percent
 
 
 class Change(NamedTuple):
-    """A property before and after the move; ``note`` says what it means for callers."""
+    """A property before and after the move; ``note`` describes the consequence for callers."""
 
     what: str
     before: str
@@ -56,7 +56,7 @@ def _classes(version: Version | None) -> str:
 
 
 def _keeps_class(version: Version) -> bool:
-    """Return whether a map keeps the predicted class, by its method, winner or base."""
+    """Return whether a map keeps the predicted class, according to its method, winner or base."""
     keeps = keeps_class(version.method)
     if keeps is None:  # str: fit_info of registered maps is untrusted
         named = (version.fit_info.get(name) for name in ("winner", "base"))
@@ -100,6 +100,9 @@ def _confidence(report: Report | None) -> float | None:
 
 
 def _same_rows(old: Report, new: Report) -> bool:
-    """Return whether the rows of both reports have equal descriptions and metrics before."""
+    """Return whether both reports appear to be on the same rows.
+
+    This compares the descriptions of the rows and the metrics before calibration.
+    """
     then, now = (one.before and one.before.metrics for one in (old, new))
     return (old.n, old.k, old.judged_on, then) == (new.n, new.k, new.judged_on, now)

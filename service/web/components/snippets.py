@@ -1,4 +1,4 @@
-"""Code snippets that call a calibrator: curl, Python, and the API of KServe and Triton."""
+"""Code snippets that call a calibrator with curl, Python, or the API of KServe and Triton."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Snippet(NamedTuple):
 def snippets(
     request: Request, name: str, ref: str, version: Version, *, needs_key: bool
 ) -> tuple[Snippet, ...]:
-    """Return snippets that call a calibrator at an alias or version."""
+    """Return snippets that call a calibrator by an alias or a version number."""
     url = address(request)
     reference = f"{name}@{ref}"
     predict = f"{url}/v1/calibrators/{reference}/predict"
@@ -61,7 +61,7 @@ def address(request: Request) -> str:
 
 
 def _row(version: Version) -> list[list[float]]:
-    """Return an example row of the right width."""
+    """Return an example row with as many numbers as the version takes."""
     others = version.classes - 1
     if version.kind == "logits":
         return [[3.0, 1.0, *[0.0] * (others - 1)]]
@@ -119,7 +119,7 @@ def _python(url: str, reference: str, version: Version, named: dict[str, Any]) -
         f"{kind} = {_short(_row(version))}\n" + given + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
         f'p = client.predict("{reference}", {kind}{argument})\n\n'
-        f"# in this process: {follows}works while the service is down\n"
+        f"# or apply it in this process: {follows}works while the service is down\n"
         f'calibrator = client.load("{reference}")\n'
         f"p = calibrator.apply({kind}{argument})"
     )

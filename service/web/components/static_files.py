@@ -36,7 +36,7 @@ class Static:
         return hashlib.sha256(self.content).hexdigest()[:32]
 
     def answer(self, if_none_match: str | None) -> Response:
-        """Return the file, or 304 if the browser has it."""
+        """Return the file, or 304 if the browser already has it."""
         headers = {"ETag": f'"{self.tag}"', "Cache-Control": CACHED}
         if is_known(if_none_match, self.tag):
             return Response(status_code=304, headers=headers)
@@ -61,7 +61,7 @@ async def _found(file: str) -> Static:
 
 @cache
 def files() -> dict[str, Path]:
-    """Return every script and style below the folder ``static``, by name."""
+    """Return the paths of all scripts and styles below the folder ``static``, by file name."""
     found = (Path(__file__).parents[1] / "static").rglob("*")
     return {path.name: path for path in found if path.suffix in TYPES}
 
@@ -74,7 +74,7 @@ def _own(file: str) -> Static:
 
 @cache
 def _charts() -> Static:
-    """Return the specifications of a run's charts, without data."""
+    """Return the specifications of the charts of a run, without data."""
     return Static(json.dumps(run_charts([])).encode(), "application/json")
 
 

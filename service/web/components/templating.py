@@ -1,4 +1,4 @@
-"""The Jinja environment of the pages, which escapes every string, and its filters."""
+"""The Jinja environment of the pages and its filters; it escapes every string."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environment() -> Environment:
 
 
 def words(text: str) -> Markup:
-    """Render text, with backticks as code."""
+    """Render text as HTML, with parts in backticks as code."""
     parts = re.split(r"``?([^`]+)``?", str(text).strip())
     code = Markup("<code>{}</code>")
     return Markup("").join(
@@ -49,7 +49,7 @@ def words(text: str) -> Markup:
 
 
 def sentence(text: str) -> str:
-    """Capitalize the first letter of a string.
+    """Capitalise the first letter of a string.
 
     >>> sentence("ECE is lower"), sentence("smart is simpler")
     ('ECE is lower', 'Smart is simpler')
@@ -78,7 +78,7 @@ def number(value: float | None, digits: int = 4, scale: float = 1.0) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """Render a time relative to now; the tooltip shows the exact time."""
+    """Render a time relative to now, with the exact time as a tooltip."""
     if seconds is None:
         return MISSING
     at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)

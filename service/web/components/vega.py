@@ -12,7 +12,7 @@ from functools import cache
 from calibrators.charts.theme import VERSION
 
 BUNDLE_SECONDS = 120
-# in another process: in this one, bundling would block all requests for seconds
+# runs in another process, because bundling in this one would block all requests for seconds
 BUNDLING = (
     "import sys, vl_convert; "
     "sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())"
@@ -23,7 +23,7 @@ NOT_INSTALLED = b"window.calibrdNoCharts = true;\n"
 
 
 async def library() -> bytes:
-    """Return the script, or one that sets a flag if the library is not installed."""
+    """Return the library as a script; if it is not installed, a script that sets a flag."""
     if not _is_installed():
         return NOT_INSTALLED
     try:
@@ -40,7 +40,7 @@ def _is_installed() -> bool:
 
 @cache
 def _bundle() -> Future[bytes]:
-    """Start bundling on a dedicated thread, so that waiting requests occupy no thread."""
+    """Start bundling on a dedicated thread, so that waiting requests do not occupy threads."""
     return ThreadPoolExecutor(1, thread_name_prefix="bundle").submit(_bundled)
 
 

@@ -66,7 +66,7 @@ class PromotionPlan:
         return cls(name, alias, there, before, after)
 
     def measured(self, joined: Parts, caller: Principal) -> PromotionPlan:
-        """Return the plan with the change in accuracy from the current version, if known."""
+        """Return the plan, with the change in accuracy from the current version if it is known."""
         before = None if self.before is None else self.before.version
         found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
         return replace(self, accuracy=found)
@@ -91,12 +91,12 @@ class PromotionPlan:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What changes for callers."""
+        """The changes for callers."""
         return changes(self.before, self.after)
 
     @property
     def figures(self) -> list[Figure]:
-        """How the version was judged relative to the model itself."""
+        """The figures that compare the version with the uncalibrated model."""
         report = self.after.report
         return [] if report is None or report.before is None else deciding_figures(report)
 
@@ -139,7 +139,7 @@ def promote_page(
     version: Number = None,
     alias: AliasName = PRODUCTION,
 ) -> Response:
-    """Show the form for alias and version, and what the move changes once both are given."""
+    """Show the form for alias and version; once both are given, also show what would change."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
@@ -189,7 +189,7 @@ def promote(request: Request, joined: Joined, caller: Caller, name: str, form: S
 def rollback_page(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str
 ) -> Response:
-    """Show what a rollback changes."""
+    """Show what a rollback would change."""
     with joined.database.read() as store:
         plan = _rollback(store, caller, name, alias)
     values = {
@@ -223,7 +223,7 @@ def roll_back(
 
 
 def _against(joined: Parts, caller: Principal, plan: PromotionPlan | None) -> Measured | None:
-    """Return the comparison of both versions so far; None without common judged rows."""
+    """Return the state of the comparison of both versions; None without common judged rows."""
     pair = None if plan is None else plan.pair
     return measure(joined, caller, pair) if pair is not None and pair.has_judged_rows else None
 

@@ -15,13 +15,13 @@ router = pages()
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def reference_page(request: Request) -> Response:
-    """Show the API reference, also to readers without a key."""
+    """Show the API reference; this needs no key."""
     return page(request, "reference.html")
 
 
 @router.api_route("/openapi.json", methods=["GET", "HEAD"])
 async def openapi(request: Request) -> Response:
-    """Return the OpenAPI document, built once and off the event loop because it takes a while."""
+    """Return the OpenAPI document, which is built once, off the event loop."""
     state = request.app.state
     made = getattr(state, "document", None)
     if made is None or (made.done() and (made.cancelled() or made.exception() is not None)):

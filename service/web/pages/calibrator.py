@@ -41,7 +41,7 @@ class AliasRow(NamedTuple):
 def calibrator_page(
     request: Request, joined: Joined, caller: Caller, name: str, cursor: Cursor = None
 ) -> Response:
-    """Show the versions, newest first, and where the aliases point."""
+    """Show the versions, newest first, and the aliases."""
     before = number_place(cursor or None)
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
@@ -68,7 +68,7 @@ def calibrator_page(
 
 
 def _called(aliases: list[Alias], last_version: int) -> tuple[str, int] | None:
-    """Return the reference for the snippets and its version; None if there are no versions."""
+    """Return the reference that snippets use, and its version; None if there are no versions."""
     for one in aliases:
         if one.name == PRODUCTION:
             return PRODUCTION, one.version
@@ -76,7 +76,7 @@ def _called(aliases: list[Alias], last_version: int) -> tuple[str, int] | None:
 
 
 def _pointing(aliases: list[Alias]) -> dict[int, list[str]]:
-    """Return the names of the aliases at each version."""
+    """Return the names of the aliases that point at each version."""
     found: dict[int, list[str]] = {}
     for one in aliases:
         found.setdefault(one.version, []).append(one.name)

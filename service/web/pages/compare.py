@@ -43,7 +43,7 @@ Number = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class Measured:
-    """The state of a comparison: its result, why it failed, or neither while it is running."""
+    """The state of a comparison: a result or an error, or neither while it is running."""
 
     comparison: Comparison | None = None
     error: str = ""
@@ -82,7 +82,7 @@ def compare_page(
     b: Number = None,
     dataset: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """Compare version ``a`` with version ``b``; on a dataset if the caller may fit."""
+    """Compare version ``a`` with version ``b``; callers with the fit scope may name a dataset."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         first, second = (
@@ -112,7 +112,7 @@ def compare_page(
 def _chosen(
     store: Store, calibrator: CalibratorRow, a: int | None, b: int | None
 ) -> tuple[int, int]:
-    """Return the requested numbers; by default production or a neighbour, and the newest."""
+    """Return the numbers to compare: by default production (or a neighbour) and the newest."""
     production = store.aliases.get(calibrator.id, PRODUCTION)
     second = b or calibrator.last_version
     likely = [production.version if production else 0, second - 1, second + 1]
@@ -128,7 +128,7 @@ def _chosen(
 def _datasets(
     store: Store, caller: Principal, pair: Pair, id: str
 ) -> tuple[list[Dataset], Dataset | None]:
-    """Return the datasets to choose from, and the one to measure on, or None for judged rows."""
+    """Return the datasets to choose from, and the one to compare on (None: judged rows)."""
     if id:
         data: Dataset | None = chosen_dataset(store, caller, pair, id)
     elif not caller.may(Scope.FIT):
@@ -151,7 +151,7 @@ def measure(joined: Parts, caller: Principal, pair: Pair, data: Dataset | None =
 
 
 def _summary(comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion) -> str:
-    """Return which of the two is better, by the verdict."""
+    """Return a sentence that states which version is better, according to the verdict."""
     verdict = None if comparison is None else comparison.report.verdict
     summary = "" if verdict is None else SUMMARIES[verdict]
     return summary.format(first=f"version {first.version.number}", second=second.version.number)
@@ -160,7 +160,7 @@ def _summary(comparison: Comparison | None, first: JudgedVersion, second: Judged
 def _chart(
     comparison: Comparison | None, first: JudgedVersion, second: JudgedVersion
 ) -> dict[str, Any] | None:
-    """Return the reliability diagrams of both on the same rows."""
+    """Return the reliability diagrams of both versions on the same rows."""
     if comparison is None:
         return None
     titles = {"before": first.title, "after": second.title}
@@ -168,6 +168,6 @@ def _chart(
 
 
 def _segments(comparison: Comparison | None) -> Markup:
-    """Return the table of segments, whose names are escaped."""
+    """Return the table of segments, with escaped names."""
     found = "" if comparison is None else html_tables.segments(comparison.report)
     return Markup(found)  # noqa: S704

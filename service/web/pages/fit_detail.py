@@ -23,7 +23,7 @@ router = pages()
 
 @router.api_route("/jobs/{id}", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
 def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
-    """Show a fit; the page follows it to its result."""
+    """Show a fit; the page updates itself, and then goes to the result."""
     with joined.database.read() as store:
         fit = fits.find(store, caller, id)
         data = store.datasets.get(caller.workspace, fit.dataset)
@@ -47,7 +47,7 @@ def _advice(code: str) -> str:
 
 
 def result_path(fit: Fit) -> str:
-    """Return the path of the result; empty if there is none, or if the fit has a recommendation."""
+    """Return the path of the page to go to; empty without versions or with a recommendation."""
     if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"

@@ -1,4 +1,4 @@
-"""The page of fits: progress, results and errors, and a button to cancel."""
+"""The page that lists fits: progress, results, errors, and a button to cancel each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fits_page(request: Request, joined: Joined, caller: Caller, cursor: Cursor =
 
 @router.post("/jobs/{id}/cancel", dependencies=needs(Scope.FIT))
 def cancel_fit(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
-    """Cancel a fit, and return to its page or to the list."""
+    """Cancel a fit, and redirect to its page or to the list."""
     with joined.database.write() as store:
         fits.cancel(store, caller, id)
     return lead_to(request, f"/jobs/{id}" if form.text("stay") else "/jobs")

@@ -21,7 +21,7 @@ from service.web.components.static_files import Static
 router = pages()
 
 INDEX = "index.html"
-# the theme writes three small scripts into each page: its policy lists their hashes
+# the theme writes three small scripts into each page, whose policy lists their hashes
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.S)
 POLICY = (
     "default-src 'none'; script-src 'self'{hashes}; style-src 'self'; connect-src 'self'; "

@@ -32,7 +32,7 @@ def home(
     cursor: Cursor = None,
     prefix: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
-    """Show calibrators by name with their production version; redirect programs to /docs."""
+    """Show calibrators by name, with their production versions; redirect programs to /docs."""
     if not wants_page(request.scope):
         return lead_to(request, "/docs", status=307)
     caller, prefix = principal_of(request.scope), prefix.strip().lower()

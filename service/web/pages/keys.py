@@ -107,14 +107,14 @@ def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: 
 
 
 def _check_first(store: Store, caller: Principal, form: Form) -> None:
-    """Raise Conflict if this form was sent before: a reload must not create another key."""
+    """Raise Conflict if this form was sent before, so that a reload does not create another key."""
     once = form.text("once")[:LONGEST_ONCE]
     digest = hashlib.sha256(once.encode()).hexdigest()
     if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):
         raise Conflict(
             "sent_before",
-            "this form was already sent, and its key was shown then: if you lost it, "
-            "revoke it and create another",
+            "this form was already submitted, and its key was shown at that time: if you lost the "
+            "key, revoke it and create another",
         )
 
 

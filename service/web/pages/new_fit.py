@@ -37,7 +37,7 @@ ENDINGS = [f".{one.format}" for one in FILES]
 class Choice:
     """A method to choose; ``keeps_class`` is None if that depends on the fit.
 
-    ``parameters`` are its defaults as JSON, empty if it has none.
+    ``parameters`` has the default parameters as JSON; it is empty if there are none.
     """
 
     name: str
@@ -109,7 +109,7 @@ def _defaults(recipe: type[Calibrator]) -> str:
 
 
 def _lines(name: str) -> list[str]:
-    """Return shell commands that do the same as the form."""
+    """Return shell commands that start the same fit as the form."""
     url = f"$API/v1/calibrators/{name}/fits?method={DEFAULT_METHOD}"
     return [
         f'curl -s "{url}" -H "$AUTH" \\\n'

@@ -20,7 +20,7 @@ from service.web.components.layout import lead_to, page, pages
 
 router = pages()
 
-# a local path, and nothing that browsers would interpret as another host
+# a local path that no browser interprets as another host
 LOCAL = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 LONGEST_NEXT = 2000
 TEMPLATE = "sign_in.html"
@@ -41,7 +41,7 @@ def sign_in_page(
 
 @router.post(SIGN_IN)
 def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
-    """Start a session for the key in the form, and redirect to the page that was requested."""
+    """Start a session for the key in the form, and redirect to the page requested before."""
     check_origin(request.scope)
     next = local(form.text("next"))
     token = form.text("key")
@@ -53,7 +53,7 @@ def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
     except Unauthenticated as error:
         values = {"next": next, "error": f"The service refused this key: {error.message}."}
         return page(request, TEMPLATE, values, status=HTTPStatus.UNAUTHORIZED)
-    _end_session(request, joined)  # the previous one of this browser
+    _end_session(request, joined)  # the previous session of this browser
     answer = lead_to(request, next)
     _set_cookie(request, answer, joined.sessions.begin(key), round(SESSION_HOURS * HOUR))
     return answer
@@ -69,7 +69,7 @@ def sign_out(request: Request, joined: Joined) -> Response:
 
 
 def local(path: str) -> str:
-    r"""Return a path if it is local, else the path of the home page.
+    r"""Return a path if it is local, otherwise the path of the home page.
 
     >>> local("/jobs?page=2"), local("//elsewhere.example"), local("/\\elsewhere"), local("jobs")
     ('/jobs?page=2', '/', '/', '/')
@@ -84,7 +84,7 @@ def _end_session(request: Request, joined: Parts) -> None:
 
 
 def _set_cookie(request: Request, answer: RedirectResponse, value: str, seconds: int) -> None:
-    """Set the session cookie: not readable by scripts, and secure if the request was HTTPS."""
+    """Set the session cookie: unreadable for scripts, and secure if the request used HTTPS."""
     forwarded = request.headers.get("x-forwarded-proto", "")
     answer.set_cookie(
         COOKIE,

@@ -1,4 +1,4 @@
-"""The page to try a calibrator on a few rows: probabilities before and after."""
+"""The page for trying a calibrator on a few rows: probabilities before and after."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Tried:
-    """A row: its likeliest classes after calibration, and the sum of all others."""
+    """A row: its most likely classes after calibration, and the sum of all others."""
 
     bars: Sequence[Bar]
     rest: Bar | None
@@ -56,12 +56,12 @@ class Tried:
 
     @property
     def keeps_class(self) -> bool:
-        """Whether the likeliest class is the same."""
+        """Whether the most likely class is the same before and after."""
         return self.before.number == self.after.number
 
 
 class MapReference(NamedTuple):
-    """An alias or number, and the version it refers to."""
+    """An alias or a number, and the version that it refers to."""
 
     name: str
     number: int
@@ -71,7 +71,7 @@ class MapReference(NamedTuple):
 def try_page(
     request: Request, joined: Joined, caller: Caller, name: str, ref: Ref = ""
 ) -> Response:
-    """Show the form for an alias or a version, by default production."""
+    """Show the form for an alias or a version; the default is production."""
     return _page(request, joined, caller, name, Form({"ref": [ref]}))
 
 
@@ -116,7 +116,7 @@ def _page(
 
 
 def _results(served: Served, form: Form) -> dict[str, Any]:
-    """Return the template values for the rows in a form, or the error in them."""
+    """Return the template values for the rows in a form, or the error if they are invalid."""
     written = form.text("rows")
     if form.text("example"):
         written = example_row(served.map.k, served.map.kind)
@@ -143,7 +143,7 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
 
 
 def _tried(before: Array, after: Array) -> Tried:
-    """Return all classes in order if there are few, else the likeliest after calibration."""
+    """Return a row with all classes if there are few, otherwise with the most likely ones."""
     shown = np.arange(len(after))
     if len(after) > MAX_CLASSES:
         shown = top_classes(after[np.newaxis], MAX_CLASSES)[0][0]

@@ -1,4 +1,4 @@
-"""The page of a version: judgement, origin, downloads and notes."""
+"""The page of a version: report, origin, downloads and notes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN_ELSEWHERE = ("warnings", "rows", "candidates")
 
 @dataclass(frozen=True)
 class Judgement:
-    """A report as the page shows it: chart specifications and tables."""
+    """The parts of a report that the page shows: chart specifications and tables."""
 
     reliability: dict[str, Any]
     margins: dict[str, Any] | None
@@ -131,7 +131,7 @@ def read_tags(text: str) -> dict[str, str]:
 
 
 def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
-    """Return messages and codes of warnings; warnings of registered maps are untrusted."""
+    """Return the messages and codes of warnings; those of registered maps are untrusted."""
     judging = {} if report is None else report.fit
     sources = [
         (version.fit_info.get("warnings"), ""),
@@ -153,7 +153,7 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
 
 
 def _candidates(found: Any, report: Report | None) -> Markup:
-    """Return the table of candidates of ``auto``, with the seconds of cross-validation."""
+    """Return the table of candidates of ``auto``, with their seconds of cross-validation."""
     if not found:
         return Markup("")
     seconds = None if report is None else report.fit.get("seconds")

@@ -17,13 +17,13 @@ async function show() {
   if (!answer.ok) throw new Error(answer.statusText);
   const spec = await answer.json();
   const base = new URL(`${root}/`, location).pathname;
-  if (base !== "/") spec.servers = [{ url: base.slice(0, -1) }];  // behind a proxy with a prefix
+  if (base !== "/") spec.servers = [{ url: base.slice(0, -1) }];  // the service is behind a proxy with a prefix
   SwaggerUIBundle({
     spec,
     dom_id: "#reference",
     deepLinking: true,
     defaultModelsExpandDepth: 0,
-    plugins: [() => ({ wrapComponents: { InfoContainer: () => () => null } })],  // the page has a heading
+    plugins: [() => ({ wrapComponents: { InfoContainer: () => () => null } })],  // the page has its own heading
     requestInterceptor: withToken,
     showMutatedRequest: false,
     syntaxHighlight: { theme: "tomorrow-night" },

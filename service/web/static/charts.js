@@ -1,4 +1,4 @@
-// Draws every element with data-chart, which holds a Vega-Lite specification, including those that live.js adds later.
+// Draws a chart in every element whose data-chart holds a Vega-Lite specification, including elements that live.js adds.
 
 import { draw, chartError } from "./drawing.js";
 

@@ -1,5 +1,5 @@
-// Goes to the result of a fit when it finishes while the page is open, or if the fit was just
-// submitted and is finished already. live.js keeps the page up to date.
+// Goes to the result of a fit when it finishes while the page is open, or if it was just submitted
+// and has already finished. live.js keeps the page up to date.
 
 const detail = () => document.getElementById("fit-detail");
 const SUBMITTED = "#submitted";
@@ -18,7 +18,7 @@ function follow() {
 }
 
 const wasSubmitted = location.hash === SUBMITTED;
-// so that going back to this page does not redirect again
+// otherwise going back to this page would redirect again
 if (wasSubmitted) history.replaceState(null, "", location.pathname);
 if ("busy" in detail().dataset) follow();
 else if (wasSubmitted) showResult();

@@ -1,5 +1,5 @@
 // Refreshes the parts of a page that are marked data-live, as long as one of them is marked
-// data-busy. The fetched HTML was escaped by the service, and its scripts never run.
+// data-busy. The service has escaped the fetched HTML, and scripts in it never run.
 
 const SECONDS = 1;
 const LONGEST_PAUSE_SECONDS = 15;
@@ -9,7 +9,7 @@ const isBusy = () => document.querySelector("[data-busy]") !== null;
 // do not replace a part whose details the user has opened
 const isInUse = (part) => part.querySelector("details[open]") !== null;
 
-// for screen readers
+// announces a change to screen readers
 function announce(before, now) {
   const status = document.getElementById("announcement");
   if (status && now && now !== before) status.textContent = now;

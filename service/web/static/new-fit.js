@@ -12,7 +12,7 @@ const FILE_FIELDS = ["data", "evaluation"];
 const root = document.body.dataset.root;
 const form = document.getElementById("fit");
 const part = (id) => document.getElementById(id);
-const sent = new Map(); // earlier uploads: files and kind to the id of the dataset
+const sent = new Map(); // finished uploads: from files and kind to the id of the dataset
 let stopping = null;
 
 const size = (bytes) => {
@@ -29,7 +29,7 @@ class InputError extends Error {
   }
 }
 
-// The files chosen in a field, ready to send: { names, type, hasKind, body(kind) }; null if none.
+// Returns the files chosen in a field, ready to send: { names, type, hasKind, body(kind) }; null if there are none.
 async function chosen(id) {
   const files = [...part(id).files];
   if (!files.length) return null;
@@ -55,7 +55,7 @@ async function chosen(id) {
 
 async function pair(files, names) {
   if (files.length !== 2) {
-    throw new InputError(files.length === 1 ? `${names} is only one array` : "More than two arrays are chosen",
+    throw new InputError(files.length === 1 ? `${names} contains only one array` : "More than two arrays were chosen",
       "A fit needs logits and labels.", "Choose logits.npy and labels.npy together.");
   }
   const [labels, values] = labelsFirst(await Promise.all(files.map(readHeader)));
@@ -71,12 +71,12 @@ async function pair(files, names) {
 async function csvHasKind(file) {
   const [header] = (await file.slice(0, HEADER_BYTES).text()).replace(/^\s+/, "").split(/\r|\n/, 1);
   const names = header.split(",").map((one) => one.trim().replace(/^"|"$/g, "").trim().toLowerCase());
-  if (!names.some((one) => /^labels?$/.test(one))) return true; // not a dataset at all: the service reports it
+  if (!names.some((one) => /^labels?$/.test(one))) return true; // not a dataset; the service reports that
   const others = names.filter((one) => !/^(label|segment)s?$/.test(one));
   return others.some((one) => NUMBERED.test(one)) || (others.length === 1 && ALONE.test(others[0]));
 }
 
-let checks = 0; // only the newest one counts
+let checks = 0; // only the result of the newest check is shown
 
 async function check(id) {
   const number = ++checks;
@@ -95,7 +95,7 @@ async function check(id) {
 function kindOf(one) {
   if (one.hasKind) return null;
   const kind = form.querySelector("input[name=kind]:checked")?.value;
-  if (!kind) throw new InputError(`${one.names} does not say what its values are`, "Choose logits or probabilities.");
+  if (!kind) throw new InputError(`The kind of the values in ${one.names} is unknown`, "Choose logits or probabilities.");
   return kind;
 }
 
@@ -117,12 +117,12 @@ function call(url, body, type, names) {
   say(`Sending ${names}.`);
   const onProgress = (loaded, total) => {
     part("progress").value = loaded / total;
-    part("sent").textContent = loaded < total ? `${names}: ${size(loaded)} of ${size(total)}` : `${names}: being checked by the service`;
+    part("sent").textContent = loaded < total ? `${names}: ${size(loaded)} of ${size(total)}` : `${names}: the service is checking it`;
   };
   return post(url, body, { type, token: form.dataset.csrf, onProgress, signal: stopping.signal });
 }
 
-// The parameters of a method, if they differ from its defaults.
+// Returns the parameters of a method if they differ from its defaults.
 function paramsOf(method) {
   const field = part(`params-${method}`);
   const text = field?.value.trim() ?? "";
@@ -140,9 +140,9 @@ function paramsOf(method) {
 async function submit() {
   const chosenMethods = [...form.querySelectorAll("input[name=method]:checked")].map((one) => one.value);
   const methods = chosenMethods.map((method) => ({ method, ...paramsOf(method) }));
-  if (!methods.length) throw new InputError("No method is chosen", "A fit needs at least one method.");
+  if (!methods.length) throw new InputError("No method was chosen", "A fit needs at least one method.");
   const [data, evaluation] = await Promise.all(FILE_FIELDS.map(chosen));
-  if (data === null) throw new InputError("No file is chosen", "A fit needs logits and labels.");
+  if (data === null) throw new InputError("No file was chosen", "A fit needs logits and labels.");
   [data, evaluation].filter(Boolean).forEach(kindOf); // raises before anything is sent
   const body = { methods, dataset: await upload(data) };
   if (evaluation) body.evaluation = await upload(evaluation);
@@ -163,7 +163,7 @@ async function begin(event) {
     location.assign(`${root}/jobs/${encodeURIComponent(fit.id)}#submitted`);
   } catch (error) {
     busy(false);
-    if (error.problem?.code === "no_such_dataset") sent.clear(); // it was deleted meanwhile
+    if (error.problem?.code === "no_such_dataset") sent.clear(); // it has been deleted since
     if (error instanceof Stopped) say("Stopped; no fit was submitted.");
     else show(error);
   }
@@ -176,7 +176,7 @@ function busy(is) {
   part("sent").textContent = "";
 }
 
-// A human-readable error: which file, what rule, how many rows, what to do.
+// Returns an error for people: which file, which rule, how many rows, what to do.
 function describe(error) {
   if (error instanceof Unreadable) return { title: `${error.file} cannot be read`, lines: [error.message, error.advice] };
   if (!(error instanceof Refusal)) {

@@ -35,7 +35,7 @@ function layout(file, header, start) {
   const sizes = /'shape':\s*\(([\d\s,]*)\)/.exec(header)?.[1];
   if (order === undefined || sizes === undefined) throw badHeader(file);
   if (described?.endsWith("O")) {
-    throw new Unreadable(file, "It holds Python objects, which are never read.",
+    throw new Unreadable(file, "It contains Python objects, which are never read.",
       "Save plain numbers: np.save(file, array.astype('float32')).");
   }
   if (!(described in DTYPES)) {
@@ -43,14 +43,14 @@ function layout(file, header, start) {
       "Save it as little-endian numbers: np.save(file, array.astype('<f4')), labels as '<i8'.");
   }
   if (order === "True") {
-    throw new Unreadable(file, "Its numbers are stored by columns (Fortran order).",
-      "Save it by rows: np.save(file, np.ascontiguousarray(array)).");
+    throw new Unreadable(file, "Its numbers are stored in Fortran order (by columns).",
+      "Save it in C order: np.save(file, np.ascontiguousarray(array)).");
   }
   const shape = sizes.split(",").filter((one) => one.trim()).map(Number);
   const size = shape.reduce((all, one) => all * one, 1) * Number(described.slice(2));
   if (start + size !== file.size) {
     throw new Unreadable(file, `Its header describes ${start + size} bytes, but it has ${file.size}.`,
-      "Copy it again: it is incomplete.");
+      "Copy the file again: it may be incomplete.");
   }
   return { file, dtype: DTYPES[described], shape, start, size, width: Number(described.slice(2)) };
 }
@@ -59,19 +59,19 @@ function badHeader(file) {
   return new Unreadable(file, "Its header cannot be read.", "Save it again with np.save.");
 }
 
-// Finds the labels of two headers: the one with that name, otherwise the only list of integers.
+// Returns the two headers with the labels first: those called labels, or else the only list of integers.
 export function labelsFirst(pair) {
   const named = pair.filter((one) => /label|target/i.test(one.file.name));
   const whole = pair.filter((one) => /^[IU]/.test(one.dtype) && one.shape.length === 1);
   const found = named.length === 1 ? named[0] : whole.length === 1 ? whole[0] : null;
   if (found === null) {
-    throw new Unreadable(pair[0].file, "The names do not say which file holds the labels.",
-      "Name it labels.npy.");
+    throw new Unreadable(pair[0].file, "The file names do not indicate which file contains the labels.",
+      "Call that file labels.npy.");
   }
   return [found, pair.find((one) => one !== found)];
 }
 
-// The body: a safetensors header, then the numbers of both files, widest first for alignment.
+// Returns the body: a safetensors header, then the numbers of both files, with the widest type first for alignment.
 export function joined(kind, values, labels) {
   const parts = [[kind, values], ["labels", labels]].sort((a, b) => b[1].width - a[1].width);
   const header = {};

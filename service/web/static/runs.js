@@ -1,4 +1,4 @@
-// The pages of training runs. Everything is shown as text: nothing received becomes markup.
+// The pages of training runs. Everything received is shown as text, never as markup.
 
 import { draw as drawChart, hideEmpty, chartError } from "./drawing.js";
 
@@ -162,14 +162,14 @@ async function follow() {
 }
 
 function absent() {
-  say("error", `There is no run ${run}; this page keeps checking.`);
+  say("error", `There is no run called ${run}. This page keeps checking.`);
   $("content").hidden = true;
   status("not found", "lost");
   now = null;
 }
 
 async function poll() {
-  // a wait is for one session: after one without a new step, ask for the newest session
+  // a wait follows one session: after a wait without a new step, look for a newer session
   const wait = now === null || waited ? "" : `?after=${now.step}&wait=${WAIT_SECONDS}`;
   waited = wait !== "";
   const latest = await ask(`${address}/state${wait}`);

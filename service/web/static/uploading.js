@@ -9,9 +9,8 @@ export class Refusal extends Error {
 
 export class Stopped extends Error {}
 
-const AWAY = { code: "", detail: "The service did not respond, or it closed the connection." };
-
-// POST a body; onProgress gets the bytes sent and the total, signal aborts the request.
+const AWAY = { code: "", detail: "The service did not respond, or closed the connection." };
+// Sends a body by POST; onProgress gets the bytes sent and the total, and signal aborts the request.
 export function post(url, body, { type, token, onProgress, signal }) {
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest();

@@ -103,8 +103,8 @@ def test_a_database_that_is_not_what_the_manifest_says_is_refused(
     (tmp_path / "other.db").unlink()
     for content, said in (
         (b"junk" * 1000, "the database is damaged: file is not a database"),
-        (foreign, "the database in the backup has the schema None, but its manifest says "),
-        (b"", "the database in the backup has the schema None, but its manifest says "),
+        (foreign, "the database in the backup has the schema None, but the manifest states "),
+        (b"", "the database in the backup has the schema None, but the manifest states "),
     ):
 
         def forge(
@@ -115,7 +115,7 @@ def test_a_database_that_is_not_what_the_manifest_says_is_refused(
         forged(kept, tmp_path / "x.tar", forge)
         assert said in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
     forged(kept, tmp_path / "x.tar", lambda _, manifest: manifest.update(schema="0001"))
-    assert "its manifest says 0001" in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
+    assert "the manifest states 0001" in refused_without_a_trace(tmp_path / "x.tar", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 
 

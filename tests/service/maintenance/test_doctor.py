@@ -367,7 +367,7 @@ def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
     finding, summary = map(json.loads, ill.stdout.splitlines())
     assert (ill.returncode, finding["code"], summary["findings"]) == (1, "map_missing", 1)
     line = here("doctor", *chosen).stdout.splitlines()[0]
-    assert line.startswith("map_missing: version digits@1: the stored bytes are gone; restore")
+    assert line.startswith("map_missing: version digits@1: the stored bytes are missing; restore")
     assert patient.map in line
 
 
@@ -381,7 +381,7 @@ def test_sweep_says_what_it_does(patient: Patient) -> None:
         done = here("sweep", *flags, *chosen)
         assert done.returncode == 0
         assert done.stdout == (
-            f"0 orphans (none; 0 bytes), {kept} kept, 0 of unknown origin left alone\n"
+            f"0 orphans (none; 0 bytes), {kept} kept, 0 of unknown origin not deleted\n"
         )
     refused = here("sweep", "--sweep-hours=0", *chosen)
     assert (refused.returncode, "--sweep-hours is 0" in refused.stderr) == (2, True)

@@ -96,7 +96,7 @@ def test_the_preview_shows_the_figures_with_intervals(client: Local) -> None:
     page = wait_until(look)
     words = " ".join(Shell(page).words.split())
     assert "Compared with version 1 On 400 rows that both were judged on" in words
-    assert "Compared with the model itself" in words
+    assert "Compared with the uncalibrated model" in words
     assert "worse" in row_of(page, "accuracy")
     for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins"):
         assert "[" in row_of(page, title)

@@ -244,7 +244,7 @@ CHANGES = {
     ),
     "the table fits lacks the index ix_fits_lost": "DROP INDEX ix_fits_lost",
     "the table chores is missing": "DROP TABLE chores",
-    "the table chores has a column extra that must be filled": None,
+    "the table chores has an additional column extra that must be set": None,
 }
 
 

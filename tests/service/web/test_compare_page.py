@@ -102,7 +102,7 @@ def test_segments_are_compared_too(service: Local, dataset: str) -> None:
     expected = evaluate(fitted.apply(logits), labels, segments=segments).by_segment
     for row in expected:
         assert f"{100 * row.after.ece:.2f} %" in row_of(page, row.name)
-    assert "Before is version 1, after is version 2." in _words(page)
+    assert "“Before” is version 1, and “after” is version 2." in _words(page)
     assert "By segment" not in measured(service, a=1, b=2, dataset=dataset)
 
 
@@ -179,7 +179,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
         page = reader.get(PATH)
         check_page(page)
         assert dataset not in page.text
-        assert "a key with the fit scope can measure" in _words(page.text).lower()
+        assert "with a key that has the fit scope, you can compare" in _words(page.text).lower()
         assert "improved" in row_of(page.text, "version 1, temperature")
         assert reader.get(PATH, params={"dataset": dataset}).status_code == 403
 
@@ -227,7 +227,7 @@ def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
     page = local.get(PATH, headers=HTML).text
-    assert "compare them on a dataset that neither was fitted on" in _words(page)
+    assert "Choose a dataset that neither was fitted on" in _words(page)
     assert "data-busy" not in page
 
 

@@ -105,7 +105,7 @@ def objects() -> bytes:
         (objects(), "Python objects"),
         (npy(LOGITS.astype(">f4")), ">f4"),
         (npy(np.zeros(3, [("a", "<f4"), ("b", "<f4")])), "not supported here"),
-        (npy(LOGITS)[:-1], "it is incomplete"),
+        (npy(LOGITS)[:-1], "it may be incomplete"),
         (b"nonsense", "not an npy file"),
     ],
     ids=["Fortran", "objects", "big-endian", "structured", "cut", "no npy"],
@@ -120,7 +120,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     choose(tab, {"logits.npy": npy(LOGITS)})
     expect(trouble(tab)).to_contain_text("Choose logits.npy and labels.npy together")
     choose(tab, {"a.npy": npy(LOGITS), "b.npy": npy(LOGITS)})
-    expect(trouble(tab)).to_contain_text("Name it labels.npy")
+    expect(trouble(tab)).to_contain_text("Call that file labels.npy")
     choose(tab, {"a.npz": b"", "b.csv": b""})
     expect(trouble(tab)).to_contain_text("Choose one file")
     choose(tab, {f"{MARKUP}.pkl": b""})
@@ -245,7 +245,7 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     tab.page.wait_for_url("**/calibrators/net")
     tab.open(f"{service.base_url}/jobs/{id}")
     expect(tab.page.locator("#fit-detail")).to_contain_text(
-        "It created version 1 (auto), version 2 (temperature)."
+        "The fit created version 1 (auto), version 2 (temperature)."
     )
     assert tab.page.url.endswith(id)  # who comes back later is not sent on
 

@@ -28,7 +28,7 @@ def test_strangers_read_the_reference_under_the_policy_of_all_pages(locked: Loca
         answer = locked.get("/docs", headers=headers)
         assert answer.status_code == 200
         shell = check_page(answer)
-        assert "the key given under" in shell.words
+        assert "the key entered" in shell.words
         assert 'data-csrf=""' in answer.text
         assert not [link for link in shell.links if link.endswith(("/keys", "/jobs"))]
 

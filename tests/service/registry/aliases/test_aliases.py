@@ -90,13 +90,13 @@ def test_what_takes_other_input_needs_force_and_a_reason(local, k, kind, taken):
     assert move(local, 1).status_code == 200
     refused = move(local, 2)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
-    said = f"takes {taken}, but callers of 'production' now send logits of 5 classes"
+    said = f"takes {taken}, but callers of 'production' send logits of 5 classes"
     assert said in refused.json()["detail"]
     assert "was not judged" in refused.json()["detail"]
     assert move(local, 2, force=True, reason="all callers know").status_code == 200
     back = move(local, 1)
     assert (back.status_code, back.json()["code"]) == (409, "needs_force")
-    assert f"now send {taken}" in back.json()["detail"]
+    assert f"send {taken}" in back.json()["detail"]
     assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
