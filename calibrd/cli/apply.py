@@ -18,9 +18,7 @@ def add_to(add_command: AddCommand) -> None:
         "apply", apply, "apply a map locally to a file of any size, in constant memory"
     )
     parser.add_argument("source", metavar="IN", help=".npy, .npz, .parquet or .arrow")
-    parser.add_argument(
-        "target", metavar="OUT", help="same formats; appears only when it is complete"
-    )
+    parser.add_argument("target", metavar="OUT", help="same formats; written atomically")
     add_map_flags(parser)
     parser.add_argument(
         "--dtype",

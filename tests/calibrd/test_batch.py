@@ -166,7 +166,7 @@ def broken_rows(folder: Path) -> None:
         ("ragged.parquet", "same number of values in every row"),
         ("text.parquet", "must be numbers, got text such as 'text'"),
         ("empty.parquet", "holds no rows"),
-        ("cut.npy", "cut.npy ends after 576 of its rows"),
+        ("cut.npy", "cut.npy is truncated: it ends after 576 rows"),
         ("damaged.parquet", "is not a valid parquet file"),
         ("damaged.arrow", "is damaged: "),
         ("pickled.npy", "holds pickled objects"),

@@ -52,7 +52,7 @@ def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
     code, words = gated(drawn(20_000, temperature=6.0), 0.03)
     assert code == 1
     assert words.startswith("FAIL: ")
-    assert "Fit on rows like these" in words
+    assert "Fit on similar rows" in words
     assert len(words.splitlines()) == 1
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_decided_is_not(gated: Any) -> None:
     for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
         code, words = gated(drawn(99, temperature), limit)
         assert code == 2
-        assert "Fewer than 100 rows" in words
+        assert "needs at least 100 rows" in words
 
 
 def test_the_rows_said_to_be_needed_decide() -> None:

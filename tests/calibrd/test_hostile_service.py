@@ -284,7 +284,7 @@ def test_odd_problems_are_errors_of_ours(
 
 def test_a_list_ends(server: Hostile, client: calibrd.Client) -> None:
     server.say("/v1/calibrators", {"items": [], "next": "again"})
-    with pytest.raises(NotCalibrd, match="an empty page, but claims that more follow"):
+    with pytest.raises(NotCalibrd, match="an empty page, but says that more follow"):
         client.calibrators()
 
 

@@ -101,7 +101,7 @@ def test_a_forked_process_does_not_observe() -> None:
     queue = context.SimpleQueue()
     process = context.Process(target=forked, args=(queue,))
     process.start()
-    assert "in a forked process" in queue.get()
+    assert "belongs to the parent process" in queue.get()
     process.join()
 
 

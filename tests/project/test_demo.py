@@ -47,7 +47,7 @@ def test_without_torch_and_charts_every_method_is_fitted(
     target = tmp_path / "demo.html"
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "left out, because this sample has no segments and no features: segmented" in printed
+    assert "Left out, because this sample has no segments or features: segmented" in printed
     assert target.read_text(encoding="utf-8").count("<svg") == 5
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)
