@@ -1,4 +1,4 @@
-"""Maps applied to files: every format, the same probabilities, constant memory, whole or not."""
+"""Maps applied to files: all formats, equal probabilities, constant memory, atomic output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def arrow(path: Path, table: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks, of which the last is shorter."""
+    """Use many blocks, the last of which is shorter."""
     monkeypatch.setattr(row_blocks, "BLOCK_VALUES", 5 * 64)
 
 
@@ -222,7 +222,7 @@ def test_the_callable_travels_and_adds_columns(columns: Any) -> None:
 
 
 def test_a_block_is_bounded_by_numbers_whatever_the_type(folder: Path) -> None:
-    """What travels along counts too, also if only later rows have much of it."""
+    """Copied columns count too, even if only later rows have much data in them."""
     wide = np.zeros((50, 400), np.float32)
     rows = [[0.0]] * 40 + [*wide[:10]]
     table = pa.table(

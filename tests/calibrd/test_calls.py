@@ -1,4 +1,4 @@
-"""What each call does, and how it says no."""
+"""The effect of each call, and its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FITTED, REPORT = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABE
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service without workers: fits wait."""
+    """Run a service without workers, so that fits stay queued."""
     with in_process(tmp_path_factory.mktemp("idle")) as local:
         yield local
 

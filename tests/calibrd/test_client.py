@@ -1,4 +1,4 @@
-"""Fit, promote, predict and look, with both clients."""
+"""Fit, promote, predict and read with both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guides to the command line: every flag has a meaning, and the gate for CI runs."""
+"""The guides to the command line describe every flag, and the CI gate in them runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``calibrd`` as a user meets it: against the real service, and when things are wrong."""
+"""The command ``calibrd`` against the real service, and its errors."""
 
 from __future__ import annotations
 

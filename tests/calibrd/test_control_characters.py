@@ -1,4 +1,4 @@
-"""Control characters: refused by the service, and escaped on the terminal whoever sends them."""
+"""Control characters are refused by the service and escaped on the terminal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_service_takes_what_people_write(
 
 
 def documents() -> dict[str, Any]:
-    """Return what a service that means harm answers: all texts of people are evil."""
+    """Return responses of a malicious service: all free text contains control characters."""
     version = {
         "calibrator": "good",
         "number": 1,

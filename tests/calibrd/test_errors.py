@@ -1,4 +1,4 @@
-"""A problem becomes an error of its kind, with its code and what can be done."""
+"""A problem becomes an error of the right class, with its code and hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as its reader would run it, against the real service."""
+"""Every example runs as a reader would run it, against the real service."""
 
 from __future__ import annotations
 

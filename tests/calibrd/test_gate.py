@@ -1,4 +1,4 @@
-"""The gate decides as the truth is known to be, and says what that means."""
+"""The gate makes the right decision if the truth is known, and explains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calibrd.cli.gate import rows_needed
 
 
 def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
-    """Logits whose labels are drawn from softmax(logits / temperature)."""
+    """Return logits, and labels drawn from softmax(logits / temperature)."""
     rng = np.random.default_rng(seed)
     true = rng.normal(size=(rows, 4)) * 2
     labels = (true + rng.gumbel(size=true.shape)).argmax(axis=1)
@@ -29,7 +29,7 @@ def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
 
 @pytest.fixture
 def gated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The exit code and the words of a gate with a map of temperature 2."""
+    """Return the exit code and the text of a gate with a map of temperature 2."""
     fitted = tmp_path / "two.calibrd"
     fitted.write_bytes(archive.dump(TemperatureMap(k=4, temperature=2.0)))
     path = tmp_path / "val.npz"

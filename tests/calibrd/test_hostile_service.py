@@ -1,4 +1,4 @@
-"""A service that means harm: names that lead elsewhere, answers that never end, odd JSON."""
+"""A malicious service: path traversal in names, endless responses, malformed JSON."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_honest_answer_is_loaded(client: calibrd.Client) -> None:
 
 
 def zeros() -> Iterator[bytes]:
-    """Zeros without an end, as gzip sends them."""
+    """Yield endless zeros, compressed with gzip."""
     packer = zlib.compressobj(9, wbits=31)
     while True:
         yield packer.compress(bytes(1 << 20)) or b""
@@ -167,7 +167,7 @@ def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_a
 
 
 def test_a_small_answer_does_not_become_a_huge_one(server: Hostile) -> None:
-    """The peak of memory is measured in a process of its own."""
+    """The peak memory is measured in a separate process."""
     bomb = gzip.compress(bytes(1 << 30), 9)
     assert len(bomb) < 2 << 20
     server.answers["/v1/methods"] = Chosen(
@@ -295,7 +295,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def huge_npy() -> bytes:
-    """A header that tells of 8 TB, and a few bytes."""
+    """Return an npy file whose header declares 8 TB, with only a few bytes."""
     whole = npy(np.zeros((1, 3)))
     return whole.replace(b"(1, 3), }" + b" " * 12, b"(1000000000000, 3), }", 1)
 

@@ -1,4 +1,4 @@
-"""Maps applied in process: what is fetched, kept, followed and refused."""
+"""Maps applied in process: downloads, caching, following the alias, refusals."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_bytes_damaged_on_the_way_are_refused(
     release(client, "relayed", 2.0)
 
     class Relay(http.server.BaseHTTPRequestHandler):
-        """Passes everything on, but changes the last byte of maps."""
+        """A proxy that changes the last byte of every map."""
 
         def do_GET(self) -> None:
             answer = httpx.get(service.url + self.path)
@@ -232,7 +232,7 @@ def test_bytes_damaged_on_the_way_are_refused(
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Keep quiet."""
+            """Do not log."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Relay) as relay:
         thread = threading.Thread(target=relay.serve_forever)

@@ -1,4 +1,4 @@
-"""Maps applied in process while the service dies, comes back, or refuses."""
+"""Maps applied in process while the service dies, restarts, or refuses requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def site(whole_site: Site) -> Site:
-    """A service that runs when a test begins."""
+    """Return a service that is running when the test begins."""
     whole_site.start()
     return whole_site
 

@@ -1,4 +1,4 @@
-"""What is remembered of loaded maps: not sent again, checked, shared, swept."""
+"""The cache of loaded maps: no repeated downloads, hash checks, sharing and clean-up."""
 
 from __future__ import annotations
 

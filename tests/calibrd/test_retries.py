@@ -1,4 +1,4 @@
-"""Calls over a line that fails: what can be repeated is, and nothing is done twice."""
+"""Calls over an unreliable connection: safe calls are retried, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h
 
 @pytest.fixture
 def over(line: FaultyLine) -> Iterator[calibrd.Client]:
-    """A client of the shared service, over the line."""
+    """Return a client that uses the faulty connection to the shared service."""
     with calibrd.Client(line.url, retry_seconds=20.0) as made:
         yield made
 
@@ -60,7 +60,7 @@ def test_the_same_awaited(line: FaultyLine) -> None:
 
 
 class Retries:
-    """A request whose pauses pass at once on a clock of their own."""
+    """A request whose pauses pass at once on a simulated clock."""
 
     def __init__(self, retry_seconds: float, *answers: Response) -> None:
         self._answers = [*answers]

@@ -1,4 +1,4 @@
-"""Features from this side: uploaded, fitted there and here, predicted, loaded, and in files."""
+"""Features in the SDK: upload, fits, predict, local maps, and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = "sdk-features"
 
 @pytest.fixture
 def fitted(client: calibrd.Client) -> FeatureClippingMap:
-    """The map of ``sdk-features@1``, which the service has fitted."""
+    """Return the map of ``sdk-features@1``, fitted by the service."""
     try:
         version = client.get_version(f"{NAME}@1")
     except errors.NotFound:

@@ -1,4 +1,4 @@
-"""Segments from this side: uploaded, fitted there and here, predicted, loaded, and in files."""
+"""Segments in the SDK: upload, fits, predict, local maps, and files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAME = "sdk-segments"
 
 @pytest.fixture
 def fitted(client: calibrd.Client) -> SegmentedMap:
-    """The map of ``sdk-segments@1``, which the service has fitted."""
+    """Return the map of ``sdk-segments@1``, fitted by the service."""
     try:
         version = client.get_version(f"{NAME}@1")
     except errors.NotFound:
@@ -275,7 +275,7 @@ def test_cells_that_are_no_names_are_named_by_their_row(values: Any) -> None:
 
 
 def files(folder: Path, **renamed: str) -> list[Path]:
-    """The rows as npz, parquet and arrow; ``segments`` under another name if it has one."""
+    """Return the rows as npz, parquet and arrow, with ``segments`` under another name if given."""
     name = renamed.get("segments", "segments")
     packed_file, parquet, arrow = (folder / f"set.{end}" for end in ("npz", "parquet", "arrow"))
     np.savez(packed_file, logits=DATA["logits"], labels=DATA["labels"], **{name: DATA["segments"]})
@@ -345,7 +345,7 @@ def test_integers_of_all_64_bits() -> None:
 
 
 def with_no_segments(folder: Path, case: str) -> list[Path]:
-    """Files with a column ``segment`` that names none: parquet, and npz (pickled if need be)."""
+    """Return files whose column ``segment`` is invalid: parquet, and npz (pickled if necessary)."""
     rows = {"logits": DATA["logits"], "labels": DATA["labels"]}
     packed_file, parquet = folder / "odd.npz", folder / "odd.parquet"
     np.savez(packed_file, **rows, segment=np.asarray(NO_SEGMENTS[case]))

@@ -1,4 +1,4 @@
-"""The commands that an installed server adds to ``calibrd``, and their absence without one."""
+"""The commands that an installed server adds to ``calibrd``, and their errors without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Install = Callable[[str | None], None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make an object the installed entry point, or none."""
+    """Install an object as the entry point, or remove the entry point."""
 
     def go(target: str | None) -> None:
         found = [metadata.EntryPoint(server.ENTRY, target, server.GROUP)] if target else []

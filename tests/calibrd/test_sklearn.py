@@ -1,4 +1,4 @@
-"""CalibratedModel: a scikit-learn classifier like any other."""
+"""CalibratedModel behaves like any other scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
 
 
 class Turned(ClassifierMixin, BaseEstimator):
-    """Naive Bayes whose classes are in no order."""
+    """Naive Bayes with its classes in an arbitrary order."""
 
     def fit(self, X: Any, y: Any) -> Turned:
         self.inner_ = GaussianNB().fit(X, y)

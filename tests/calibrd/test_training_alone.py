@@ -1,4 +1,4 @@
-"""AdaFocal and Monitor without a service, and what becomes of their copies."""
+"""AdaFocal and Monitor without a service, and the behaviour of their copies."""
 
 from __future__ import annotations
 

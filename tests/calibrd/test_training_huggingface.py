@@ -20,7 +20,7 @@ ROWS, CLASSES = 64, 3
 
 
 class Net(nn.Module):
-    """Gives logits, and a loss if it is given labels."""
+    """A model that returns logits, and a loss if it is given labels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,19 +30,19 @@ pytestmark = [  # of lightning's own
 
 @pytest.fixture(scope="module")
 def both() -> dict[str, Any]:
-    """The package under its two names; loaded here, and not by all who collect tests."""
+    """Return the package under both of its names; imported only by the tests that need it."""
     return {name: importlib.import_module(name) for name in callbacks.NAMES}
 
 
 @pytest.fixture
 def pl(both: dict[str, Any]) -> Any:
-    """The package under its new name."""
+    """Return the package under its new name."""
     return both["lightning.pytorch"]
 
 
 @functools.cache
 def net_of(pl: Any) -> Any:
-    """A module of the package."""
+    """Return a module class of the package."""
 
     class Net(pl.LightningModule):
         def __init__(self, loss: Any, *, as_dict: bool = True) -> None:
@@ -174,7 +174,7 @@ def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
 
 
 def nothing(batch: Any, batch_idx: int) -> None:
-    """A validation step that keeps its results to itself."""
+    """Return no result from a validation step."""
 
 
 def test_what_validation_must_return_is_told(pl: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""AdaFocal and Monitor against the real service: what it records, how a run goes on."""
+"""AdaFocal and Monitor against the real service: recorded runs, and continuing a run."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_wrong_key_is_told_at_once(line: FaultyLine) -> None:
 
 
 def test_ranks_that_only_the_service_knows(service: Running, client: calibrd.Client) -> None:
-    """Each sees a part, and all have the state of the whole."""
+    """Each rank observes a part, and all get the state for the whole set."""
     given = passes(6)
     states: dict[int, list[object]] = {}
 

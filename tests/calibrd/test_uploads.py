@@ -1,4 +1,4 @@
-"""Datasets on their way: once, in parts, going on where they broke off, and as they were given."""
+"""Uploads: deduplicated, in parts, resumed after interruptions, and stored as given."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ SMALL = 2048
 
 @pytest.fixture
 def over(line: FaultyLine) -> Iterator[calibrd.Client]:
-    """A client of the shared service that uploads in small parts, over the line."""
+    """Return a client that uploads in small parts over the faulty connection."""
     with calibrd.Client(line.url, part_bytes=SMALL) as made:
         yield made
 
 
 @pytest.fixture
 def data(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Data that no other test has sent."""
+    """Return data that no other test has sent."""
     seed = sum(request.node.name.encode())
     return sample(seed=seed)
 
 
 def stored(service: Running, dataset: calibrd.Dataset) -> dict[str, np.ndarray]:
-    """The arrays as they lie in the service's folder."""
+    """Return the arrays as stored in the service's folder."""
     (path,) = (
         path
         for path in service.data_dir.rglob(f"*{dataset.sha256}*")

@@ -1,4 +1,4 @@
-"""Where the service is: addresses, prefixes, keys, and servers that are something else."""
+"""URLs, prefixes and keys of the service, and servers that are something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pip install calibrd` brings: a fresh environment with the wheel and nothing else."""
+"""`pip install calibrd` in a new environment, with the wheel and nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a virtual environment that holds the wheel and what it asks for."""
+    """Return the interpreter of a virtual environment with the wheel and its dependencies."""
     return installed(tmp_path_factory.mktemp("fresh"), wheel)
 
 

@@ -1,4 +1,4 @@
-"""Workers may be woken many times, late, or for nothing: a fit is done once all the same."""
+"""Workers may be woken repeatedly, late, or for nothing: every fit still runs exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOGETHER = 5
 
 
 def wake_all(site: Site, times: int = COPIES) -> None:
-    """Let all workers look for fits, as often as somebody writes."""
+    """Make all workers look for fits, as any notification does."""
     for _ in range(times):
         with site.place.database.write() as store:
             store.chores.claim("nothing", 0.0)
@@ -26,7 +26,7 @@ def wake_all(site: Site, times: int = COPIES) -> None:
 
 
 def check_once(site: Site, fit: Fit) -> Fit:
-    """The fit, which was started once and has made one version."""
+    """Check that the fit was started once and created one version; return it."""
     done = site.place.wait(fit)
     assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 1), done
     assert len(done.versions) == 1

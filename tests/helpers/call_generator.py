@@ -1,4 +1,4 @@
-"""Calls made up from the OpenAPI document, about half of them on things that are there."""
+"""Calls generated from the OpenAPI document, about half of them on existing objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ for one in all_codecs().values():
 
 @dataclass
 class Generated:
-    """Calls of one service, counted; what was wrong is kept by operation."""
+    """Counts of the calls to a service, and the failures by operation."""
 
     client: httpx.Client
     document: dict[str, Any]
@@ -63,7 +63,7 @@ class Generated:
         self._restore()
 
     def run(self, wanted: int) -> None:
-        """Rounds over all operations until there were so many calls."""
+        """Repeat all operations until the number of calls is reached."""
         turn = 0
         while self.count < wanted and not self.failures:
             for found in self._schema.get_all_operations():
@@ -74,7 +74,7 @@ class Generated:
         self._session.close()
 
     def _restore(self) -> None:
-        """One of each thing, made again after some were deleted."""
+        """Create one object of each kind; recreate those that were deleted."""
         self._things = make_one_of_each(self.client)
         # the events of a fit that waits would never end
         self.client.delete(f"/v1/fits/{self._things.fit}")
@@ -110,7 +110,7 @@ class Generated:
 
 
 def _cases(operation: APIOperation[Any, Any, Any, Any], things: Things) -> st.SearchStrategy[Any]:
-    """As the document says, and against it; on known things, and on made-up ones."""
+    """Yield valid and invalid cases of an operation, on existing and on made-up objects."""
     known = _known(operation, things)
     kinds = [operation.as_strategy(GenerationMode.POSITIVE)]
     kinds += operation.schema.get_strategies_from_examples(operation)
@@ -135,7 +135,7 @@ def _with(case: Case[Any], real: Real) -> Case[Any]:
 
 
 def _known(operation: APIOperation[Any, Any, Any, Any], things: Things) -> dict[str, Any]:
-    """Values for the parameters of a path that name something there is."""
+    """Return values for the path parameters that refer to existing objects."""
     call = Call(operation.method.upper(), operation.path)
     ids = {"/v1/fits": things.fit, "/v1/keys": things.key, "/v1/datasets": things.dataset}
     if "/parts/" in call.path or call.path.endswith("/commit"):

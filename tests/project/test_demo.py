@@ -1,4 +1,4 @@
-"""The demonstration runs, tells the truth, and leaves a page."""
+"""The demo runs, prints the correct figures, and writes a page."""
 
 from __future__ import annotations
 

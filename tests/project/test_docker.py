@@ -1,4 +1,4 @@
-"""The Docker files hold together, and all that they name exists. No engine is needed."""
+"""The Docker files are consistent, and everything they name exists. No Docker engine is needed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ service = pytest.mark.parametrize("name", SERVICES)
 
 
 def is_pinned(reference: str) -> bool:
-    """Whether an image has a tag, and one that stays what it is."""
+    """Return whether an image has a tag that does not change."""
     tag = reference.rpartition("/")[2].partition(":")[2]
     return bool(re.search(r"\d", tag)) and tag != "latest"
 
 
 def extras(stage: Stage) -> list[str]:
-    """The extras that its RUNs ask for."""
+    """Return the extras that the RUN instructions install."""
     found = []
     for one in stage.instructions:
         for words in commands(one) if one.word == "RUN" else ():
@@ -59,7 +59,7 @@ def extras(stage: Stage) -> list[str]:
 
 
 def installed(names: list[str]) -> set[str]:
-    """All distributions that the extras of this project bring, direct or not."""
+    """Return all distributions that the project's extras install, directly or indirectly."""
     waiting = [("calibrd", frozenset(names))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -332,7 +332,7 @@ def test_the_guide_names_commands_and_paths_that_exist() -> None:
 
 
 def has_compose() -> bool:
-    """Whether there is a client of Docker that knows `compose`."""
+    """Return whether a Docker client with `compose` is installed."""
     if shutil.which("docker") is None:
         return False
     asked = ["docker", "compose", "version"]

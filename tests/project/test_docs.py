@@ -1,4 +1,4 @@
-"""The documents name files, targets, fields and metrics that exist."""
+"""Files, targets, fields and metrics named in the documentation exist."""
 
 from __future__ import annotations
 

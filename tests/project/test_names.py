@@ -1,4 +1,4 @@
-"""Module and class names: one word for one thing, nouns that say what is inside."""
+"""Names of modules and classes: one word per concept, and nouns that say what is inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of losses in its quick form, and what it is made of."""
+"""The study of losses in quick mode, and its components."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES = ("Before any map", "After temperature scaling", "After SMART")
 
 @pytest.fixture(scope="module", autouse=True)
 def studies() -> Iterator[None]:
-    """The studies' modules can be imported, and leave torch's threads as they were."""
+    """Make the modules of the studies importable, and restore torch's number of threads."""
     threads = torch.get_num_threads()
     sys.path.insert(0, str(STUDIES))
     yield

@@ -1,4 +1,4 @@
-"""The recipes in their quick form, and what they are made of."""
+"""The training recipes in quick mode, and their components."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ untrained = pytest.mark.filterwarnings("ignore::calibrators.errors.CalibrationWa
 
 @pytest.fixture(scope="module", autouse=True)
 def studies() -> Iterator[None]:
-    """The studies' modules can be imported, and leave torch's threads as they were."""
+    """Make the modules of the studies importable, and restore torch's number of threads."""
     threads = torch.get_num_threads()
     sys.path.insert(0, str(STUDIES))
     yield
