@@ -1,4 +1,4 @@
-"""Bin statistics: the same bits in any order, and the figures that all rows would give."""
+"""Bin statistics: the same bits in any order, and the same figures as from all rows."""
 
 import sys
 import zlib
@@ -28,7 +28,7 @@ from calibrators.numerics.softmax import softmax
 
 
 def overconfident(n: int = 10_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Log-odds up to 40 of a network that is right far less often than it says."""
+    """Return log odds up to 40 of a network that is correct far less often than they say."""
     rng = np.random.default_rng(seed)
     odds = rng.uniform(0, 40, n)
     return odds, rng.random(n) < 1 / (1 + np.exp(-odds / 6))
@@ -51,7 +51,7 @@ def test_figures_are_those_of_all_rows(data):
 
 
 def in_cells(statistics: BinStatistics) -> CountedRows:
-    """The same rows as they would be counted if they were more."""
+    """Count the same rows in cells, as for larger numbers of rows."""
     return statistics.spread.counted()
 
 
@@ -218,7 +218,7 @@ def test_damaged_bytes_are_refused():
 
 
 def sums(**changes: int) -> np.ndarray:
-    """Sums of one row, right, with confidence 1 and an NLL of 0, changed."""
+    """Return the sums of one correct row with confidence 1 and an NLL of 0, with changes."""
     made = {"count14": 1, "correct14": 1, "confidence14": 2**30, "nll_rows": 1} | changes
     found = np.zeros(SUMS, dtype=np.int64)
     for name, value in made.items():

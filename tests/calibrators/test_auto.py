@@ -1,4 +1,4 @@
-"""Auto: it chooses rightly where the truth is known, says why, and sees nothing but the fit set."""
+"""Auto chooses correctly if the truth is known, explains its choice, and uses only the fit set."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None
 
 
 def test_with_class_changes_the_likelihood_decides() -> None:
-    """By its calibration error isotonic would win; matrix scaling knows more of the classes."""
+    """Isotonic has the lower calibration error, but matrix scaling has the better likelihood."""
     rng = np.random.default_rng(3)
     truth = rng.normal(size=(3000, 4)) * 2
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
@@ -185,7 +185,7 @@ def test_with_class_changes_the_likelihood_decides() -> None:
 
 
 def test_segments_are_asked_for() -> None:
-    """Its map needs the segment of each row for ever, so it is no surprise to be sprung on one."""
+    """A map with segments needs them in every call, so it is never chosen by default."""
     data = draw(600, 3)
     with pytest.raises(FitError, match="the method 'segmented' needs the segment of each row"):
         Auto(candidates=("segmented",)).fit(data)
@@ -214,7 +214,7 @@ def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
 
 
 class Endless(TemperatureScaling):
-    """A fit that is still at work when its time is up."""
+    """A fit that is still running when its time is up."""
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         while True:
@@ -233,7 +233,7 @@ def test_seconds_are_told_also_of_what_was_stopped() -> None:
 
 
 class SlowLater(TemperatureScaling):
-    """A fit that is quick the first time and does not end the second time."""
+    """A fit that is quick the first time and endless the second time."""
 
     begun = 0
 

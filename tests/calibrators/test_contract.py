@@ -1,4 +1,4 @@
-"""What every method promises, found by discovery: a new method is tested by being there."""
+"""The contract of all methods, found by discovery: new methods are tested automatically."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fitted(name: str, overconfident: CalibrationSet) -> CalibrationMap:
 
 
 def broken_values(hint: Any) -> Iterator[Any]:
-    """Values that a field's annotation forbids."""
+    """Return values that a field's annotation forbids."""
     yield from (None, object())
     if get_origin(hint) is Annotated:
         for bound in get_args(hint)[1:]:

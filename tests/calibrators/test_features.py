@@ -1,4 +1,4 @@
-"""Features of a set: checked once, carried by every part, needed by the maps that say so."""
+"""Features of a set: checked once, kept with every part, and used by maps that need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histogram binning against scipy, its own theorem, and edge cases."""
+"""Histogram binning compared with scipy; its theorem and edge cases."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_one_bin_has_no_edges_and_is_a_map() -> None:
 
 
 def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
-    """They are looked up for all classes at once, not class by class."""
+    """Few rows are looked up for all classes at once, not class by class."""
     data = draw(600, 100)
     for recipe in (HistogramOneVsRest(), HistogramOneVsRest(bins=100)):
         fitted = recipe.fit(data)
@@ -194,7 +194,7 @@ def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
 
 
 def test_parameters_may_be_numbers_of_numpy() -> None:
-    """As a sweep over ``np.arange`` gives them."""
+    """A sweep over ``np.arange`` passes such numbers."""
     made = Histogram(bins=np.int64(7), smoothing=np.float32(0.5))  # type: ignore[arg-type]
     assert made == Histogram(bins=7, smoothing=0.5)
     assert (type(made.bins), type(made.smoothing)) == (int, float)

@@ -1,4 +1,4 @@
-"""Judging a fit: on rows it never saw, and a map from all rows."""
+"""Judging a fit: on held-out rows, with the final map fitted on all rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from calibrators.report.verdict import Verdict
 
 
 def drawn(n: int, k: int = 5, *, temperature: float = 1.0, seed: int = 0) -> CalibrationSet:
-    """Logits whose labels were drawn from softmax(logits / temperature)."""
+    """Return logits, and labels drawn from softmax(logits / temperature)."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, k)) * 2
     labels = (logits + rng.gumbel(size=(n, k))).argmax(axis=1)
@@ -36,7 +36,7 @@ def drawn(n: int, k: int = 5, *, temperature: float = 1.0, seed: int = 0) -> Cal
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecorderMap(TemperatureTypeMap):
-    """Knows the rows it was fitted on (by their first logit) and refuses to see them again."""
+    """Remembers its fit rows by their first logit, and refuses to be applied to them."""
 
     method = "recorder"
     applied: ClassVar[list[NDArray[Any]]] = []
@@ -49,7 +49,7 @@ class RecorderMap(TemperatureTypeMap):
         return 1.0
 
     def temperatures_of_set(self, data: CalibrationSet) -> Floats:
-        """Tells what it does to rows, and judges none."""
+        """Report its effect on rows, without judging them."""
         return np.ones(data.n)
 
     def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
@@ -58,7 +58,7 @@ class RecorderMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class Recorder(Calibrator):
-    """Fits nothing, remembers every row; its steps go back and forth as a careless method's do."""
+    """Fits nothing but remembers every row; its progress goes back and forth."""
 
     name = "recorder"
     summary = reference = cost = ""

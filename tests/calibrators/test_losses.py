@@ -1,4 +1,4 @@
-"""Each loss against its formula, worked out another way."""
+"""Each loss compared with an independent implementation of its formula."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMOOTH = 1e-6
 def frozen(
     name: str, loss: Loss, at: Tensor, labels: Tensor, classes: int = CLASSES
 ) -> Callable[..., Tensor]:
-    """The loss as a function whose stop-gradient terms stay what they are at `at`."""
+    """Return the loss as a function whose stop-gradient terms keep their values at `at`."""
     if name.endswith("seca"):
         p = torch.softmax(at, dim=1)
         means = torch.stack([p[labels == y].mean(dim=0) for y in labels])
@@ -53,7 +53,7 @@ def frozen(
 
 
 def risk_with_moving_weights(loss: Loss, at: Tensor, labels: Tensor) -> Callable[..., Tensor]:
-    """The selective risk whose counts, tau and C stay, while each row's own score moves."""
+    """Return the selective risk with fixed counts, tau and C and variable scores of the rows."""
     low = -math.log(CLASSES) if loss.score == "neg_entropy" else 0.0
     wide = (-low or 1.0) / loss.bins
     scores = confidence_score(torch.log_softmax(at, dim=1), loss.score)
@@ -140,7 +140,7 @@ def test_seca_takes_logits_that_rule_classes_out() -> None:
 
 
 def test_seca_warns_once_if_most_samples_are_alone_in_their_class() -> None:
-    """A sample alone in its class has its own prediction as mean: the gradient is p - onehot."""
+    """If a sample is alone in its class, the mean is its own prediction; its gradient is p - onehot."""
     logits, labels = torch.randn(20, 100), torch.arange(20)
     loss = fresh("seca", reduction="sum")
     leaf = logits.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What every loss must do, found by discovery: a new loss is tested by being there."""
+"""The contract of all losses, found by discovery: new losses are tested automatically."""
 
 from __future__ import annotations
 

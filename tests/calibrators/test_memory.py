@@ -1,4 +1,4 @@
-"""The memory that a fit is said to take is what it takes."""
+"""The estimated memory of a fit is the memory that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several fits is recommended, and why."""
+"""The recommended one of several fits, and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calibrators.report.verdict import Verdict
 
 
 def data(n: int = 3000) -> CalibrationSet:
-    """Logits that are three times too large."""
+    """Return logits that are three times too large, and labels."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(n, 4)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)

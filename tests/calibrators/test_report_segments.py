@@ -1,4 +1,4 @@
-"""The segments of a report: what is told of each, in which order, and of how many."""
+"""The segments of a report: their figures, their order, and their number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKUP = "<i>kiosk</i>"
 
 
 def two_scales(n: int, seed: int = 0) -> CalibrationSet:
-    """Right in the web, twice too sure in the app and at the kiosk, which has few rows."""
+    """Return rows: calibrated for web, overconfident for app and for kiosk, which has few rows."""
     data = draw(n, 5, temperature=1.0, seed=seed, dtype=np.float64)
     names = np.random.default_rng(seed).choice(NAMES, size=n, p=[0.6, 0.35, 0.05])
     factor = np.where(names == "web", 1.0, 2.0)[:, np.newaxis]

@@ -1,4 +1,4 @@
-"""Rounded probabilities: every method calibrates them as it calibrates exact ones."""
+"""Rounded probabilities are calibrated like exact ones by every method."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Array = NDArray[Any]
 
 
 def rounded(p: Array, step: float) -> Array:
-    """What a service answers that rounds to ``step``."""
+    """Return the output of a service that rounds to ``step``."""
     return np.round(np.rint(p / step) * step, 6)
 
 
 @cache
 def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
-    """Probabilities of a model whose logits are 1.3 times too large, and labels."""
+    """Return probabilities of a model whose logits are 1.3 times too large, and labels."""
     data = draw(n, k, temperature=1.3, seed=seed, dtype=np.float64)
     return softmax(data.logits), data.labels
 
@@ -53,18 +53,18 @@ def fit(name: str, p: Array, labels: Array) -> CalibrationMap:
 
 
 def held_out_ece(fitted: CalibrationMap, p: Array, labels: Array) -> float:
-    """ECE in points on rows as the map's user has them."""
+    """Return the ECE in points on rows in the form that the map's user has."""
     return 100 * ece(fitted.apply_logits(fitted.read(p)[0]), labels)
 
 
 def most_lost(step: float, k: int) -> float:
-    """Points of ECE; of 10 or 20 levels for 4 or 10 classes, half of the entries are zeros."""
+    """Return the allowed loss in points of ECE; with 10 or 20 levels, half of the entries are 0."""
     return 0.75 if step >= 0.05 and k > 2 else 0.5
 
 
 @pytest.mark.parametrize("name", ["temperature", "ets", "vector", "smart", "isotonic"])
 def test_rounding_of_many_classes_costs_half_a_point_of_ece_at_most(name: str) -> None:
-    """Nearly all entries are zeros here, and hold most of the probability."""
+    """Nearly all entries are zeros here, and they hold most of the probability."""
     lost = {0.1: 0.0, 0.01: 0.0}
     for seed in SEEDS:
         (p, labels), (held, truth) = drawn(3000, 100, seed), drawn(10_000, 100, seed + 50)
@@ -89,7 +89,7 @@ def test_zeros_stand_for_their_mean(step: float, k: int) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("k", CLASSES)
 def test_rounding_costs_half_a_point_of_ece_at_most(name: str, k: int) -> None:
-    """In the mean over fit sets, whose noise moves single fits of some methods by half a point."""
+    """Losses are averaged over fit sets, because noise moves single fits by up to half a point."""
     lost = dict.fromkeys(STEPS, 0.0)
     for seed in SEEDS:
         (p, labels), (held, truth) = drawn(3000, k, seed), drawn(20_000, k, seed + 50)
@@ -134,7 +134,7 @@ def test_exact_probabilities_have_no_step(dtype: type) -> None:
 
 
 def test_zeros_of_exact_probabilities_hurt_nothing() -> None:
-    """Softmax that underflows in float32: the zeros are as small as what is left beside them."""
+    """The softmax underflows in float32; the zeros are as small as the remaining probability."""
     data = draw(2000, 4, temperature=20.0, dtype=np.float64)
     p = softmax(data.logits.astype(np.float32))
     assert (p == 0).sum() > 20
@@ -196,7 +196,7 @@ def test_a_declared_rounding_is_taken() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_single_row_gets_what_it_gets_among_others(name: str) -> None:
-    """The rounding is the map's: one row cannot show it."""
+    """The rounding is stored in the map, because a single row cannot show it."""
     p, labels = drawn(3000, 4, 2)
     given = rounded(p, 0.01).astype(np.float32)
     fitted = fit(name, given, labels)

@@ -1,4 +1,4 @@
-"""Segmented maps: which rows get which temperature, and that archives hold all of it."""
+"""Segmented maps: the temperature of each row, and archives of such maps."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ HEADER = archive.describe(BYTES)
 
 
 def forged(data: bytes = BYTES, **changes: Any) -> bytes:
-    """An archive with other parameters and a hash that is right for it."""
+    """Return an archive with other parameters and the matching hash."""
     length = struct.unpack_from("<I", data, 40)[0]
     header = json.loads(data[44 : 44 + length])
     header["parameters"] |= changes

@@ -1,4 +1,4 @@
-"""The one-dimensional solvers on functions whose answers are known."""
+"""The one-dimensional solvers on functions with known solutions."""
 
 from __future__ import annotations
 

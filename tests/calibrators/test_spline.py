@@ -1,4 +1,4 @@
-"""The spline method against scipy, known truth and edge cases."""
+"""The spline method compared with scipy; known truth and edge cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calibrators.metrics import debiased_squared_error, nll
 
 
 def theirs(confidence: np.ndarray, hits: np.ndarray, knots: int) -> CubicSpline:
-    """The nearest natural spline, from scipy's spline of each knot and its least squares."""
+    """Return the nearest natural spline, from scipy's spline of each knot and least squares."""
     order = np.argsort(confidence)
     ahead = np.append(0, np.cumsum((hits - confidence)[order])) / len(order)
     at, places = np.linspace(0, 1, len(order) + 1), np.linspace(0, 1, knots)

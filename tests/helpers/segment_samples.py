@@ -15,7 +15,7 @@ NAMES = np.array(["app", "web"])
 
 
 def rows_of_segments(rows: int = 2400, seed: int = 5) -> dict[str, np.ndarray]:
-    """Return logits, labels and segments; the logits of ``app`` are three times those of ``web``."""
+    """Return logits, labels and segments; logits of ``app`` are three times those of ``web``."""
     logits, labels = sample(rows, seed=seed, scale=1.0)
     segments = NAMES[np.arange(rows) % 2]
     logits[segments == "app"] *= 3

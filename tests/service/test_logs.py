@@ -1,4 +1,4 @@
-"""Logs: one form for all of them, and neither secrets nor data in any."""
+"""Logs have a single format and contain neither secrets nor data."""
 
 from __future__ import annotations
 

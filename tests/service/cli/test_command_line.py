@@ -1,4 +1,4 @@
-"""The command: mistakes are told in one line, and signals end it in peace."""
+"""The server command: errors are one line, and signals shut it down cleanly."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SIGNAL_PAUSE = 0.05
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[None]:
-    """The usual one, which commands that run in this process replace."""
+    """Restore the umask, which commands in this process change."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
 def command(*arguments: object) -> Done:
-    """What ``python -m service`` does with these arguments."""
+    """Run ``python -m service`` with these arguments; return its output."""
     return subprocess.run(
         [sys.executable, "-m", "service", *map(str, arguments)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def command(*arguments: object) -> Done:
 
 
 def refusal(done: Done) -> str:
-    """The one line in which the command refused."""
+    """Run a command that must fail; return its error, which must be one line."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")

@@ -1,4 +1,4 @@
-"""What one caller may take: threads, memory, and the cost of a JSON text."""
+"""Limits for one caller: threads, memory, and the cost of JSON."""
 
 from __future__ import annotations
 

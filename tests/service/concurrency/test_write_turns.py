@@ -1,4 +1,4 @@
-"""Writers of SQLite take turns: a workspace that writes much delays others by one write."""
+"""SQLite writers take turns: a busy workspace delays others by at most one write."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ for _ in range(4):
 
 @contextmanager
 def busy_writer(database: Database) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that writes to the database without a pause."""
+    """Run another process that writes to the database without a pause."""
     with database.write() as store:
         store.session.execute(text("CREATE TABLE writes (one INTEGER)"))
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(database.url)])

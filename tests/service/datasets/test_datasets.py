@@ -1,4 +1,4 @@
-"""Datasets over HTTP: whole, in parts, found, deleted, kept for a time."""
+"""Datasets over HTTP: uploaded whole or in parts, found, deleted, and expired."""
 
 from __future__ import annotations
 

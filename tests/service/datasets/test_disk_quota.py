@@ -1,4 +1,4 @@
-"""No workspace fills the disk: a quota, a reserve for the database, shares of what arrives."""
+"""No workspace can fill the disk: a quota, a reserve for the database, shares for uploads."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_small_rows_leave_room_to_delete(small_disk: Path) -> None:
 
 
 def stored_bytes(service: Local) -> int:
-    """Return what is noted as stored of the runs of the workspace."""
+    """Return the recorded number of bytes that the workspace's runs take."""
     with service.app.state.parts.database.read() as store:
         return store.keys.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
 

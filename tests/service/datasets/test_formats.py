@@ -1,4 +1,4 @@
-"""Bytes to arrays and back, against independent libraries."""
+"""Conversion of bytes to arrays and back, compared with independent libraries."""
 
 from __future__ import annotations
 

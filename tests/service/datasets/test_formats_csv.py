@@ -1,4 +1,4 @@
-"""CSV as a dataset: what its header says, and errors that name line and column."""
+"""CSV datasets: the meaning of the header, and errors that name line and column."""
 
 from __future__ import annotations
 

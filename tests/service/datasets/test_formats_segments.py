@@ -1,4 +1,4 @@
-"""The array ``segments`` in every format: the names of segments, read with suspicion."""
+"""The array ``segments`` in every format: names of segments, read defensively."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMBERS = [3, -1, 3, 3, 2**63 - 1, 0, 0]
 
 
 def with_column(body: bytes, name: str, cells: list[str]) -> bytes:
-    """A CSV body with one more column."""
+    """Return a CSV body with one more column."""
     lines = body.decode().splitlines()
     added = [name, *cells]
     return "\n".join(f"{cell},{line}" for cell, line in zip(added, lines, strict=True)).encode()

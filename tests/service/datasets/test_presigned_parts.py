@@ -1,4 +1,4 @@
-"""Parts sent straight to the store by signed URLs; where there is no such store, told so."""
+"""Parts sent directly to the store by presigned URLs, and the error where this is impossible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parts_of(body: bytes, count: int) -> list[bytes]:
 
 
 def promise(parts: dict[int, bytes]) -> dict[str, Any]:
-    """The body that asks for URLs."""
+    """Return the body that requests URLs."""
     return {
         "parts": [
             {"number": number, "bytes": len(part), "sha256": digest(part)}
@@ -40,7 +40,7 @@ def promise(parts: dict[int, bytes]) -> dict[str, Any]:
 
 
 def signed(client: httpx.Client, url: str, parts: dict[int, bytes]) -> dict[int, str]:
-    """The URL of each part."""
+    """Return the URL of each part."""
     answer = client.post(f"{url}/parts/presigned", json=promise(parts))
     assert answer.status_code == 200, answer.text
     given = answer.json()["parts"]
@@ -49,7 +49,7 @@ def signed(client: httpx.Client, url: str, parts: dict[int, bytes]) -> dict[int,
 
 
 def send(url: str, content: bytes) -> int:
-    """PUT to a signed URL, as somebody without a key; the status."""
+    """PUT a body to a presigned URL without a key; return the status."""
     return httpx.put(url, content=content, timeout=60).status_code
 
 
@@ -63,7 +63,7 @@ def numbers_there(client: httpx.Client, url: str) -> list[int]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, shared_fleet: Fleet, tmp_path: Path) -> Iterator[Local]:
-    """The app over a store that signs, with either database."""
+    """Return the app over a store that presigns URLs, with either database."""
     settings = shared_fleet.settings(tmp_path)
     if request.param == "sqlite":
         del settings["database_url"]
@@ -73,7 +73,7 @@ def store(request: pytest.FixtureRequest, shared_fleet: Fleet, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def limited(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The app with small limits."""
+    """Return the app with small limits."""
     settings = shared_fleet.settings(tmp_path_factory.mktemp("limited"))
     with in_process(**settings, max_part_bytes=4096, max_upload_bytes=10_000) as made:
         yield made
@@ -110,7 +110,7 @@ def test_parts_go_straight_to_the_store_without_a_key(store: Local) -> None:
 
 
 def blobs_below(local: Local, kind: str) -> list[str]:
-    """The keys of a kind that are in the store."""
+    """Return the keys of a kind that are in the store."""
     keys = (blob.key for blob in local.app.state.parts.blobs.list())
     return [key for key in keys if f"/{kind}/" in key]
 

@@ -1,4 +1,4 @@
-"""Bodies whose length is a lie, that never end or never come, sent to the real app byte by byte."""
+"""Bodies with wrong lengths, or that never end or arrive, sent to the real app byte by byte."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """One with short timeouts."""
+    """Run a service with short timeouts."""
     with limited(tmp_path_factory.mktemp("hasty"), body_timeout=TIMEOUT) as local:
         yield local
 
 
 class Line:
-    """A connection on which bytes go out as they are given."""
+    """A connection that sends bytes exactly as given."""
 
     def __init__(self, service: Local) -> None:
         address = service.base_url.host, service.base_url.port
@@ -81,11 +81,11 @@ class Line:
         self._socket.shutdown(socket.SHUT_WR)
 
     def everything(self) -> bytes:
-        """All that comes until the service hangs up."""
+        """Return everything received until the service closes the connection."""
         return self._socket.makefile("rb").read()
 
     def answer(self) -> tuple[int, dict[str, object]]:
-        """The status and the body of the next answer; 0 and nothing if there is none."""
+        """Return the status and the body of the next response; 0 and no bytes if there is none."""
         file = self._socket.makefile("rb")
         status = file.readline()
         if not status:

@@ -1,4 +1,4 @@
-"""Open connections by address, and which are closed for new ones."""
+"""Open connections per address, and which are closed to make room for new ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from service.http.server.connections import MAX_HEAD_BYTES_OF_ONE, Connections
 
 
 class Line:
-    """A connection that knows whether it was closed."""
+    """A connection that records whether it was closed."""
 
     def __init__(self) -> None:
         self.is_closed = False

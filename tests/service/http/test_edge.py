@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the headers of its answer, counters, the access log."""
+"""The middleware around every request: its id, response headers, counters, access log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a request can go wrong, and the form of its answer."""
+"""Every kind of failed request, and the form of its response."""
 
 from __future__ import annotations
 

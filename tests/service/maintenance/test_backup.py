@@ -1,4 +1,4 @@
-"""Backup and restore: what comes back, misuse, damaged blobs, no room; blobs in S3."""
+"""Backup and restore: content, misuse, damaged blobs, a full disk, and blobs in S3."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_what_another_database_has_left_is_not_taken_for_changes(
 
 @pytest.fixture
 def served(kept: Kept, tmp_path: Path) -> Iterator[Local]:
-    """The same service, elsewhere."""
+    """Run the same service in another folder."""
     command("restore", kept.file, "--data-dir", tmp_path / "data")
     with in_process(tmp_path / "data") as local:
         let_in(local, kept.key)

@@ -1,4 +1,4 @@
-"""Backups that are damaged, forged or of others are refused before anything is written."""
+"""Damaged, forged or foreign backups are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_flipped_bit_is_seen_or_does_not_matter(kept: Kept, tmp_path: Path) ->
 def forged(
     kept: Kept, file: Path, forge: Callable[[dict[str, bytes], dict[str, Any]], None]
 ) -> None:
-    """A backup with other members, and a manifest that is right about them."""
+    """Return a backup with other members and a manifest that matches them."""
     with tarfile.open(kept.file, "r:") as tar:
         members = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
     manifest = json.loads(members.pop(MANIFEST))

@@ -1,4 +1,4 @@
-"""The sweeper deletes what nothing names, and never what a row names or will name."""
+"""The sweeper deletes orphaned blobs, but none that a row refers to or will refer to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def caller(place: Place) -> Principal:
 
 
 def named_blobs(place: Place) -> set[str]:
-    """One blob of each kind that a row names, or that belongs to an upload."""
+    """Write a blob of each kind that a row refers to or that belongs to an upload."""
     made = register(place.database, place.blobs, caller(place), Registration("c", MAP))
     place.dataset()
     with place.database.write() as store:
@@ -70,7 +70,7 @@ OF_ITS_ROW = ("calibrator", "number", "id", "created_at")
 
 
 def orphans(place: Place) -> set[str]:
-    """One blob of each kind that has lost its writer."""
+    """Write a blob of each kind whose writer has died."""
     complete = place.dataset()
     keys = {
         dataset_key(place.workspace, new_id("ds"), OTHER_SHA256),
@@ -87,7 +87,7 @@ def orphans(place: Place) -> set[str]:
 
 
 def left_alone(place: Place) -> set[str]:
-    """Blobs of other shapes and of other owners."""
+    """Write blobs with unknown keys and blobs of other owners, which must be kept."""
     keys = {
         map_key(place.workspace, None, OTHER_SHA256),
         onnx_key(place.workspace, None, OTHER_SHA256),
@@ -188,7 +188,7 @@ def test_one_worker_of_many_sweeps_every_hour_unless_it_is_turned_off(place: Pla
 
 
 class PausingBlobs(Blobs):
-    """A store whose writers are paused now and then when they have written."""
+    """A store whose writers sometimes pause after writing."""
 
     def put(self, key: str, content: bytes | Path) -> None:
         super().put(key, content)

@@ -1,4 +1,4 @@
-"""Reports and maps that are too long: refused when they are registered, never drawn for others."""
+"""Reports and maps that are too long are refused on registration, so they are never drawn."""
 
 from __future__ import annotations
 

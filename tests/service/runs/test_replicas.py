@@ -1,4 +1,4 @@
-"""Several replicas of the API on one database: steps are decided once, and news arrives at once."""
+"""API replicas on one database: steps are decided once, and changes are visible at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replicas(
 
 
 def expected() -> list[list[float]]:
-    """The gammas of a run whose ranks see the same in every test."""
+    """Return the gammas of a run whose ranks observe the same data in every test."""
     state, found = AdaFocalState.begin(SETTINGS), []
     for step in range(1, STEPS + 1):
         parts = [seen(10 * step + rank) for rank in range(RANKS)]
@@ -125,7 +125,7 @@ def test_who_waits_sees_a_step_that_was_waited_for_too_long(
 
 
 def test_those_who_wait_hold_nobody_up(replicas: tuple[Local, Local]) -> None:
-    """More of them than the app has threads."""
+    """There are more waiting callers than threads."""
     open_run(replicas[0], "crowd", kind="monitor", session="a")
 
     async def wait_all() -> list[int]:

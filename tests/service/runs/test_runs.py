@@ -1,4 +1,4 @@
-"""Runs are begun, gone on with, gone back in, labelled and archived."""
+"""Runs are started, continued, rewound, labelled and archived."""
 
 from __future__ import annotations
 

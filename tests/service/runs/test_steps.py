@@ -1,4 +1,4 @@
-"""Statistics are taken once for each step and rank, in any order, and steps are decided once."""
+"""Statistics are accepted once per step and rank, in any order; steps are decided once."""
 
 from __future__ import annotations
 

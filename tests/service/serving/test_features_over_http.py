@@ -1,4 +1,4 @@
-"""Features over HTTP: uploaded with their rows, fitted, asked for; refused where they are wrong."""
+"""Features over HTTP: uploads, fits, predict calls, and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def uploaded(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.fixture
 def clipped(client: httpx.Client, uploaded: dict[str, Any]) -> FeatureClippingMap:
-    """The map that the service has fitted."""
+    """Return the map that the service has fitted."""
     if client.get("/v1/calibrators/clipped").status_code == 404:
         job = fitted(client, "clipped", dataset=uploaded["id"], method="feature_clipping")
         assert job["status"] == "succeeded", job

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, spoken by Triton's own client."""
+"""The Open Inference Protocol with Triton's own client."""
 
 from __future__ import annotations
 

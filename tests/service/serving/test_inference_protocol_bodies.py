@@ -1,4 +1,4 @@
-"""The Open Inference Protocol as plain clients, careless clients and hostile ones speak it."""
+"""The Open Inference Protocol with plain, careless and hostile clients."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def infer(body: bytes, length: int | None) -> None:
 
 
 def planted(path: tuple[str | int, ...], value: Any, binary: bool) -> dict[str, Any]:
-    """A good request with one thing replaced."""
+    """Return a valid request with one value replaced."""
     data = ... if binary and "data" not in path else [1.0, 2.0, 3.0]
     document = {
         **request(shape=[1, 3], data=data, parameters={"binary_data_size": 12} if binary else {}),

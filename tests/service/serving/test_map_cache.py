@@ -1,4 +1,4 @@
-"""Maps in memory: bounded, never stale, never a corrupt one."""
+"""Maps in memory: bounded, never stale, never corrupt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
 
 
 def test_a_move_waits_for_no_look_at_all_aliases(local):
-    """Others may have thousands of aliases in use, and a look at all of them takes seconds."""
+    """Others may have thousands of aliases in use, and polling all of them takes seconds."""
     register(local, "moved", 1.0)
     register(local, "moved", 2.0)
     promote(local, "moved", 1)

@@ -1,4 +1,4 @@
-"""The predict route: its answers against calibrators."""
+"""The predict route: its responses compared with calibrators."""
 
 from __future__ import annotations
 

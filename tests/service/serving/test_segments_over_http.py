@@ -1,4 +1,4 @@
-"""Segments over HTTP: uploaded with their rows, fitted, asked for; refused where there are none."""
+"""Segments over HTTP: uploads, fits, predict calls, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def uploaded(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.fixture
 def segmented(client: httpx.Client, uploaded: dict[str, Any]) -> SegmentedMap:
-    """The map that the service has fitted on the rows of segments."""
+    """Return the map that the service has fitted on rows with segments."""
     if client.get("/v1/calibrators/segments").status_code == 404:
         job = fitted(client, "segments", dataset=uploaded["id"], method="segmented")
         assert job["status"] == "succeeded", job

@@ -1,4 +1,4 @@
-"""How the database is reached, and what is told when it is full, slow or gone."""
+"""Access to the database, and the errors if it is full, slow or unavailable."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_the_url_says_wins() -> None:
 
 @contextmanager
 def full(database: Database) -> Iterator[None]:
-    """A database without room: SQLite may have no more pages, PostgreSQL says what it would say."""
+    """Return a full database: SQLite may have no more pages, PostgreSQL's error is simulated."""
     if not database.is_sqlite:
         with database.write() as store:
             store.session.execute(text(REFUSING))

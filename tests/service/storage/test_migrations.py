@@ -1,4 +1,4 @@
-"""Databases from before are brought up to date with all that they hold."""
+"""Older databases are migrated with all their data."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ MIGRATION_HASHES = {
 
 
 def make_first_database(settings: Settings, content: bytes) -> None:
-    """What the first release left: a version whose map lies under its hash."""
+    """Create a database of the first release: a version whose map is stored under its hash."""
     sha256 = hashlib.sha256(content).hexdigest()
     Blobs(settings.blobs).put(f"{WORKSPACE}/maps/{sha256}", content)
     database = Database(settings.database)

@@ -1,4 +1,4 @@
-"""What one replica changes the others hear of at once, and find out in any case."""
+"""Changes by one replica reach the others at once, and eventually in any case."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def settings(shared_fleet: Fleet, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def replicas(settings: dict[str, object]) -> Iterator[tuple[Local, Local]]:
-    """Two that look for changes every 30 seconds and serve version 1 of 2."""
+    """Run two replicas that poll every 30 seconds and serve version 1 of 2."""
     settings["refresh_seconds"] = RARELY
     with in_process(**settings) as one, in_process(**settings) as other:
         prepare(one, other)
@@ -73,7 +73,7 @@ def prepare(one: Local, other: Local) -> None:
 
 
 def listeners(settings: dict[str, object]) -> list[int]:
-    """The server processes that replicas of this database listen through."""
+    """Return the server processes of the replicas' listening connections to this database."""
     with psycopg.connect(str(settings["database_url"])) as connection:
         query = f"SELECT pid {LISTENERS} AND datname = current_database()"
         return [pid for (pid,) in connection.execute(query.encode())]
@@ -159,7 +159,7 @@ def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
 
 
 def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Path) -> None:
-    """The poll of SQLite was interrupted every two minutes, with a warning in the log."""
+    """SQLite's poll used to be interrupted every two minutes, with a warning in the log."""
     database = Database(f"sqlite:///{tmp_path}/calibrd.db", seconds=0.05)
     with database.engine.connect() as connection:
         connection.exec_driver_sql("SELECT 1")
@@ -175,7 +175,7 @@ def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Pa
 
 
 def test_who_waits_is_woken() -> None:
-    """Long before the next poll, which is never."""
+    """The next poll would never happen."""
     state = {"a": 0}
 
     async def wait() -> int:

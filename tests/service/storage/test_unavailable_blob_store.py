@@ -1,4 +1,4 @@
-"""A blob store that hangs, or has no such bucket: told quickly, and for what it is."""
+"""A blob store that hangs or lacks its bucket: reported quickly, with the right cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promote and roll back: what is told before, what is done, and what is refused."""
+"""Promote and roll back: the preview, the effect, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLLBACK = f"{HERE}/aliases/{ALIAS}/rollback"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Version 1 is judged, 2 is not, 3 takes other input, 4 is like 1 without a change."""
+    """Run a service: version 1 is judged, 2 is not, 3 takes other input, 4 has no change."""
     body = fitted_elsewhere()
     unjudged = {name: one for name, one in body.items() if name != "report"}
     unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 5)))
@@ -54,14 +54,14 @@ def _of_classes(classes: int) -> dict[str, Any]:
 
 @pytest.fixture
 def client(service: Local) -> Iterator[Local]:
-    """Somebody who may promote, and the alias at version 1."""
+    """Return a client that may promote, with the alias at version 1."""
     with signed_in(service, Scope.PROMOTE, name="ann") as made:
         promote(made, 1, force="yes", reason="as at the beginning")
         yield made
 
 
 def promote(client: Local, number: int, **more: str) -> httpx.Response:
-    """What a browser sends after the page was read."""
+    """Submit the form of the page like a browser."""
     page = client.get(f"{HERE}/promote", params={"version": number, "alias": ALIAS}).text
     expected = re.search(r'name="expected" value="(\d+)"', page)
     form = {"alias": ALIAS, "version": str(number), "csrf": csrf_of(client), **more}

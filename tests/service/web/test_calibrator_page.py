@@ -1,4 +1,4 @@
-"""The page of a calibrator: its versions, its aliases, and lines to paste that work."""
+"""The page of a calibrator: its versions, its aliases, and snippets that run when pasted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = f"/calibrators/{CALIBRATOR}"
 
 @pytest.fixture
 def two(local: Local) -> Local:
-    """A service with a calibrator of two versions, the first in production."""
+    """Run a service with a calibrator of two versions, the first in production."""
     for _ in range(2):
         answer = local.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
         assert answer.status_code == 201
@@ -176,7 +176,7 @@ def test_a_calibrator_without_versions_says_what_to_do(local: Local) -> None:
 
 
 def pasted(page: str) -> list[str]:
-    """The lines that a page offers to paste."""
+    """Return the snippets that a page offers for pasting."""
     found = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.S)
     return [html.unescape(one) for one in found]
 

@@ -1,4 +1,4 @@
-"""Two versions beside each other: as they were judged, and measured on the same rows."""
+"""Two versions side by side: their own reports, and measurements on the same rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLASSES = 5
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Version 1 changes nothing, version 2 is a temperature, version 3 is of other classes."""
+    """Run a service: version 1 is the identity, 2 a temperature, 3 has other classes."""
     with in_process(tmp_path_factory.mktemp("compare")) as made:
         unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, CLASSES)))
         other, _ = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 3)))
@@ -51,18 +51,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture(scope="module")
 def dataset(service: Local) -> str:
-    """Rows that neither version has seen."""
+    """Upload rows on which neither version was fitted."""
     body = npz(*sample(3000, CLASSES, seed=7))
     return service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
 
 
 def without_rows() -> dict[str, Any]:
-    """A version that has a report and no judged rows."""
+    """Register a version with a report but no judged rows."""
     return {name: one for name, one in fitted_elsewhere().items() if name != "judged_rows"}
 
 
 def measured(client: Local, **asked: Any) -> str:
-    """The page when both were measured."""
+    """Return the page once both versions have been measured."""
 
     def look() -> str | None:
         page = client.get(PATH, params=asked, headers=HTML)

@@ -1,6 +1,6 @@
-"""The dashboard in a real Chromium: from the first sign-in to a version rolled back.
+"""The dashboard in a real Chromium, from the first sign-in to a rollback.
 
-Pictures of the pages are left in out/pictures.
+Screenshots of the pages are saved in out/pictures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
-    """A service with a worker and one key, and the key."""
+    """Run a service with a worker and one key; yield it with the key."""
     with running(tmp_path_factory.mktemp("seen") / "data") as started:
         with started.client() as client:
             body = {"name": "ann", "scopes": ["admin"]}
@@ -38,7 +38,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
 
 @pytest.fixture
 def service(locked: tuple[Running, str], tab: Tab) -> Iterator[str]:
-    """Where it is; afterwards the pages have complained of nothing and asked nobody else."""
+    """Yield its address; afterwards check for console errors and requests to other hosts."""
     tab.problems.clear()
     yield locked[0].url
     assert not tab.problems
@@ -50,7 +50,7 @@ def expect_heading(tab: Tab, text: str) -> None:
 
 
 def look(tab: Tab, name: str) -> None:
-    """Both widths, light and dark: nobody is kept out, nothing is cut off."""
+    """Check both widths, light and dark: everything is accessible and nothing is cut off."""
     for width, dark in ((380, True), (1280, False)):
         tab.open(tab.page.url, width=width, dark=dark)
         for chart in tab.page.locator("[data-chart]").all():

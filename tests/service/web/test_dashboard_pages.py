@@ -1,4 +1,4 @@
-"""What the pages of the dashboard show, to whom, and with how many queries."""
+"""The pages of the dashboard: their content for each role, and their number of queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from service.web.components.layout import HELP, NAVIGATION
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key, a calibrator in production and one that is not."""
+    """Run a service with a key, a calibrator in production and another one."""
     with in_process(tmp_path_factory.mktemp("pages"), database_url="") as made:
         for name in ("fashion", "digits"):
             answer = made.post(f"/v1/calibrators/{name}/versions", json=fitted_elsewhere())
@@ -118,7 +118,7 @@ def test_pages_ask_as_little_for_many_as_for_one(local: Local) -> None:
 
 
 def copy_versions(client: Local, count: int) -> None:
-    """Calibrators with the first one's version and report."""
+    """Create calibrators with copies of the first one's version and report."""
     with client.app.state.parts.database.write() as store:
         session = store.session
         version = dict(session.execute(select(versions)).mappings().one())

@@ -1,4 +1,4 @@
-"""A method that fell back to temperature scaling says so wherever its version is shown."""
+"""A method that fell back to temperature scaling is marked wherever its version is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAID = "vector fell back to temperature scaling: every prediction on the fit set
 
 
 def hopeless() -> Judged:
-    """Vector scaling on rows that are all right: there is nothing to learn."""
+    """Fit vector scaling on rows that are all correct, so that there is nothing to learn."""
     logits = np.random.default_rng(0).normal(size=(300, 4)) * 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)

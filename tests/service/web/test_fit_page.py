@@ -1,4 +1,4 @@
-"""The page of one fit: what it says, to whom, and where it leads."""
+"""The page of a fit: its content for each role, and its links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.storage.records import FitStatus
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and a calibrator."""
+    """Run a service with a key and a calibrator."""
     with in_process(tmp_path_factory.mktemp("job")) as made:
         made.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
         make_key(made, Scope.ADMIN, name="first")

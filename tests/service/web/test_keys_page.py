@@ -1,4 +1,4 @@
-"""The pages of those who run the service: keys and About."""
+"""The pages for operators: keys and About."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.web.pages.about import without_secrets
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key."""
+    """Run a service with a key."""
     with in_process(tmp_path_factory.mktemp("keys")) as made:
         make_key(made, Scope.ADMIN, name="first")
         yield made

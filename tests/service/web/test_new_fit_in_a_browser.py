@@ -1,4 +1,4 @@
-"""New fit, a job and Try it in a real Chromium: files in, a fit out."""
+"""New fit, the page of a fit and Try it in a real Chromium, from file to finished fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DROPPED = """(content) => {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service without a worker."""
+    """Run a service without a worker."""
     with in_process(tmp_path_factory.mktemp("browser")) as made:
         made.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
         yield made
@@ -63,7 +63,7 @@ def signed_in_tab(service: Local) -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(signed_in_tab: Tab, service: Local) -> Iterator[Tab]:
-    """A tab with the form; at the end its console must be clean."""
+    """Open a tab with the form; at the end its console must have no errors."""
     signed_in_tab.problems.clear()
     signed_in_tab.open(f"{service.base_url}/new-fit?calibrator=net")
     yield signed_in_tab

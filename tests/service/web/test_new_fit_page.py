@@ -1,4 +1,4 @@
-"""The page of a new fit: what its form offers, and to whom."""
+"""The page of a new fit: the options of its form, for each role."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.web.pages.new_fit import PATTERN, choices
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and limits of its own."""
+    """Run a service with a key and its own limits."""
     limits = {"max_upload_bytes": 3 * MEGABYTE, "max_json_bytes": MEGABYTE}
     with in_process(tmp_path_factory.mktemp("new-fit"), **limits) as made:
         make_key(made, Scope.ADMIN, name="first")

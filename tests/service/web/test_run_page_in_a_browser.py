@@ -1,6 +1,6 @@
-"""The pages of runs in a real Chromium, where one is installed: they draw, follow and keep out.
+"""The pages of runs in a real Chromium: charts, live updates and access control.
 
-Pictures of the pages are left in out/pictures.
+Screenshots of the pages are saved in out/pictures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT_WAITS = (
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with two runs."""
+    """Return a client of a service with two runs."""
     with in_process(tmp_path_factory.mktemp("seen")) as made:
         train(made)
         yield made
@@ -39,7 +39,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 
 def train(client: Local) -> None:
-    """Twenty steps, one of them without all ranks, one with gammas of the trainer's own."""
+    """Post twenty steps, one without all ranks and one with gammas chosen by the trainer."""
     first = {"session": "a", "world_size": 2, "decides": "service", "merge_timeout": 0.3}
     open_run(client, RUN, **first, settings=SETTINGS)
     for step in range(1, 6):
@@ -67,7 +67,7 @@ def shared_tab() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(shared_tab: Tab, client: Local) -> Iterator[Tab]:
-    """A tab, which complains of nothing and asks nobody but the service."""
+    """Open a tab; it must have no console errors and no requests to other hosts."""
     yield shared_tab
     own = (str(client.base_url), "data:,", "about:blank")
     assert not [one for one in shared_tab.asked if not one.startswith(own)]
@@ -146,6 +146,6 @@ def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Loca
 
 
 def enter(tab: Tab, token: str) -> None:
-    """Type a key and send the form."""
+    """Type a key and submit the form."""
     tab.page.get_by_label("API key").fill(token)
     tab.press("Sign in")

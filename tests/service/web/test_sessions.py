@@ -1,4 +1,4 @@
-"""Sessions: who a cookie stands for, for how long, and whose pages may use it."""
+"""Sessions: whose rights a cookie carries, for how long, and which pages may use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = {"name": "another", "scopes": ["predict"]}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with keys."""
+    """Run a service with keys."""
     with in_process(tmp_path_factory.mktemp("sessions")) as made:
         make_key(made, Scope.ADMIN, name="first")
         yield made
@@ -31,7 +31,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture
 def browser(service: Local) -> Iterator[Local]:
-    """A browser that nobody has signed in with."""
+    """Return a browser that is not signed in."""
     with Local(base_url=service.base_url, timeout=60) as made:
         made.app = service.app
         yield made
@@ -39,7 +39,7 @@ def browser(service: Local) -> Iterator[Local]:
 
 @pytest.fixture
 def admin(browser: Local) -> Local:
-    """A browser with a session of a key that may do all."""
+    """Return a browser with a session of an admin key."""
     assert sign_in(browser, make_key(browser, Scope.ADMIN, name="admin")).status_code == 303
     return browser
 

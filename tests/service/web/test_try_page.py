@@ -1,4 +1,4 @@
-"""The page that tries a calibrator: as predict answers, in whatever form rows are pasted."""
+"""The page "Try it": it agrees with predict, whatever form pasted rows have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDTHS = {"binary": 2, "fashion": 5, "letters": 26, "words": 3000}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and calibrators of some widths, one of probabilities, one empty."""
+    """Run a service with a key and various calibrators, one of probabilities, one empty."""
     with in_process(tmp_path_factory.mktemp("try")) as made:
         for name, k in WIDTHS.items():
             for temperature in (2.0, 0.5):
@@ -59,7 +59,7 @@ def user(service: Local) -> Iterator[Local]:
 
 
 def shown(page: str) -> list[dict[str, tuple[float, float]]]:
-    """For each row, classes with their percentages before and after."""
+    """Return, for each row, the classes with their percentages before and after."""
     found = []
     for section in re.findall(r'<section class="tried">.*?</section>', page, re.S):
         lines = re.findall(

@@ -1,4 +1,4 @@
-"""The page of a version: what it shows, to whom, and how its notes are changed."""
+"""The page of a version: its content for each role, and how its notes are edited."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_REPORT = "/calibrators/fashion/versions/2"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and two versions: one in production, and one without a report."""
+    """Run a service with a key and two versions: one in production, and one without a report."""
     with in_process(tmp_path_factory.mktemp("version"), database_url="") as made:
         notes = {"tags": {"team": "vision"}, "description": "the first\nof many"}
         for body in (
@@ -62,7 +62,7 @@ def promoter(service: Local) -> Iterator[Local]:
 
 
 class Charts(HTMLParser):
-    """The specifications of a page's charts."""
+    """The specifications of the charts on a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Loc
 
 
 def seen_on(client: Local, page: str) -> str:
-    """What the form of a page says of the notes it shows."""
+    """Return the values in the form of a page for the notes that it shows."""
     return re.search(r'name="seen" value="(\w+)"', client.get(page).text)[1]
 
 

@@ -1,4 +1,4 @@
-"""What workers do for each other, and what stands on the queue: without worker processes."""
+"""Duties of workers for each other and for the queue, without worker processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
 
 
 class SlowBlobs(Blobs):
-    """A store that takes its time to delete."""
+    """A store that deletes slowly."""
 
     def delete(self, key: str) -> None:
         time.sleep(3.0)
@@ -97,7 +97,7 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
 
 
 def begun(place: Place) -> FitAttempt:
-    """A fit that a worker has taken."""
+    """Return a fit that a worker has claimed."""
     order = place.start_fit(place.dataset(), ("temperature", {}))
     job = begin(place.database, order.id, worker="w", device="cpu")
     assert job is not None
@@ -189,7 +189,7 @@ def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: 
 
 
 def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
-    """A claim is a heartbeat, and who judges its worker meanwhile leaves it alone."""
+    """A claim counts as a heartbeat, and a concurrent check of its worker leaves it alone."""
     with place.database.write() as store:
         store.workers.beat("slow", queues=[CPU], device="cpu")
         store.session.execute(update(workers).values(seen_at=1.0))

@@ -1,4 +1,4 @@
-"""Fits that do not come back: they end in time, and their worker takes the next one."""
+"""Fits that do not return: they end in time, and their worker takes the next one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def worker(place: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker whose vector scaling takes minutes."""
+    """Return a worker whose vector scaling takes minutes."""
     with (tmp_path / "worker.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", COMPUTES + WORK],
@@ -74,7 +74,7 @@ def worker(place: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def check_goes_on(place: Place, process: subprocess.Popen[bytes], stuck: Fit) -> None:
-    """The next fit succeeds in the same process, which holds nothing of the one before."""
+    """Check that the next fit succeeds in the same process, which holds nothing of the last one."""
     then = place.wait(place.start_fit(place.dataset(), QUICK), seconds=120)
     assert then.status is FitStatus.SUCCEEDED
     assert process.poll() is None
