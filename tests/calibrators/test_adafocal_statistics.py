@@ -123,7 +123,7 @@ def test_from_logits_confidences_and_log_odds_agree():
     assert one[one < 8] == pytest.approx(other[one < 8], abs=2e-6)
 
 
-def test_cells_hold_what_their_edges_say():
+def test_cells_hold_the_rows_between_their_edges():
     inner = np.arange(1, 30_000)
     odds = odds_at(inner)
     assert np.array_equal(cell_of(odds + 1e-4), inner)
@@ -173,7 +173,7 @@ def test_one_class_predicted_and_saturated_logits():
     assert masked.summary().nll == 0.0
 
 
-def test_empty_statistics_add_nothing_and_say_nothing():
+def test_empty_statistics_have_no_effect():
     data = draw(100, 4)
     some = BinStatistics.from_logits(data.logits, data.labels)
     nothing = BinStatistics.empty()

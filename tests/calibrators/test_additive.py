@@ -68,7 +68,7 @@ def test_the_evidence_is_the_integral_of_the_joint_density() -> None:
     assert laplace == pytest.approx(integral, abs=0.02)
 
 
-def test_terms_that_say_nothing_get_little_weight() -> None:
+def test_terms_without_information_get_little_weight() -> None:
     def fitted(effect: float) -> posterior.Posterior:
         rng = np.random.default_rng(0)
         x, u = rng.normal(1, 2, 3000), rng.normal(size=3000)

@@ -37,7 +37,7 @@ def parameters(**changes: Any) -> bytes:
     return forged(parameters={**archive.describe(BYTES)["parameters"], **changes})
 
 
-def test_header_says_everything() -> None:
+def test_header_describes_the_map() -> None:
     header = archive.describe(BYTES)
     assert header["format"] == 1
     assert header["method"] == "temperature"

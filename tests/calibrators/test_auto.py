@@ -27,7 +27,7 @@ from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 
 
-def test_is_additive_and_says_so() -> None:
+def test_default_is_additive_and_is_recorded() -> None:
     data = draw(1500, 4, temperature=2.5)
     fitted = Auto().fit(data)
     assert isinstance(fitted, AdditiveMap)
@@ -71,7 +71,7 @@ def test_mends_what_one_temperature_cannot() -> None:
     assert errors["auto"] < 0.5 * errors["temperature"]
 
 
-def test_says_what_was_tried_and_why() -> None:
+def test_records_what_was_tried_and_why() -> None:
     names = ("temperature", "spline")
     fitted = Auto(candidates=names).fit(two_regimes(3000, 0)[0])
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
@@ -134,7 +134,7 @@ def test_any_scale_of_many_classes(factor: float) -> None:
     np.testing.assert_allclose(fitted.apply(scaled.logits), own.apply(data.logits), atol=1e-4)
 
 
-def test_methods_that_change_the_class_are_asked_for() -> None:
+def test_methods_that_change_the_class_are_tried_only_on_request() -> None:
     data = draw(600, 3)
     with pytest.raises(ParameterError, match="'vector', which may change the predicted class"):
         Auto(candidates=("vector",))
@@ -184,7 +184,7 @@ def test_with_class_changes_the_likelihood_decides() -> None:
     assert fitted.apply(swapped).argmax(axis=1).tolist() != swapped.argmax(axis=1).tolist()
 
 
-def test_segments_are_asked_for() -> None:
+def test_segmented_is_tried_only_on_request() -> None:
     """A map with segments needs them in every call, so it is never chosen by default."""
     data = draw(600, 3)
     with pytest.raises(FitError, match="the method 'segmented' needs the segment of each row"):
@@ -202,7 +202,7 @@ def test_segments_are_asked_for() -> None:
     assert fitted.fit_info["left_out"] == []
 
 
-def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
+def test_the_budget_is_kept_and_skipped_methods_are_recorded() -> None:
     data = draw(3000, 60)
     with pytest.warns(OutOfTime, match=r"budget of 0\.05 seconds was too short for: .*dirichlet"):
         fitted = Auto(budget=0.05, candidates=("dirichlet",), allow_class_change=True).fit(data)
@@ -221,7 +221,7 @@ class Endless(TemperatureScaling):
             context.cancelled()
 
 
-def test_seconds_are_told_also_of_what_was_stopped() -> None:
+def test_seconds_of_stopped_methods_are_recorded() -> None:
     context = FitContext("cpu", None, None)
     contest = Contest(draw(300, 3), context, folds=4, seed=0, budget=0.3)
     trials = contest.run({"temperature": TemperatureScaling(), "endless": Endless()})
@@ -261,7 +261,7 @@ def test_a_budget_may_end_anywhere(budget: float) -> None:
     assert sorted(names) == ["additive", "isotonic", "pts", "spline"]
 
 
-def test_a_user_who_cancels_is_not_taken_for_the_budget() -> None:
+def test_cancelling_is_not_mistaken_for_the_budget() -> None:
     calls = iter(range(10**6))
     with pytest.raises(FitCancelled):
         Auto(candidates=("smart",)).fit(draw(600, 3), cancel=lambda: next(calls) > 40)

@@ -206,7 +206,7 @@ def test_better_on_the_real_sample() -> None:
     assert np.abs(given - fitted.apply(test.logits)).max() <= 1e-6
 
 
-def test_says_when_it_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_if_it_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_logistic3, "STEPS", 1)
     with pytest.warns(NotConverged, match="above the tolerance of 1e-08"):
         fitted = Beta().fit(bent(2000, 0.3, 2.5, 1.0))

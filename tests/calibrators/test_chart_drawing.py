@@ -78,7 +78,7 @@ def _corners(element: ElementTree.Element, x: float, y: float) -> Iterator[tuple
         yield from _corners(child, x, y)
 
 
-def test_a_bar_and_a_point_are_where_their_numbers_say(report: Report) -> None:
+def test_bars_and_points_are_at_their_coordinates(report: Report) -> None:
     spec = charts.reliability(report, sides=("after",))
     (panel,) = spec["hconcat"]
     bins, size = panel["data"]["values"], panel["vconcat"][0]["width"]
@@ -93,7 +93,7 @@ def test_a_bar_and_a_point_are_where_their_numbers_say(report: Report) -> None:
         assert f"rows: {one['count']:,.0f}\n" in str(point.findtext(f"{SVG}title"))
 
 
-def test_a_screen_reader_is_told_what_is_drawn(report: Report) -> None:
+def test_charts_have_labels_for_screen_readers(report: Report) -> None:
     for spec in specs(report).values():
         svg = drawn(spec)
         assert svg.get("role") == "img"

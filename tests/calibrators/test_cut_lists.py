@@ -129,7 +129,7 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | No
         assert export(fitted)  # proved on cut rows
 
 
-def test_the_warning_and_the_report_say_what_was_changed() -> None:
+def test_the_warning_and_the_report_describe_the_change() -> None:
     p, labels = drawn(3000, 10, 2)
     with pytest.warns(ClippedProbabilities, match=r"21000 zeros .* 0\.\d+ times the") as said:
         data = CalibrationSet.from_probabilities(cut(p, 3), labels)

@@ -118,7 +118,7 @@ def test_a_binary_head_of_one_output_has_two_rows() -> None:
     assert head.weight.dtype == np.float32
 
 
-def test_a_fit_says_what_it_lacks() -> None:
+def test_a_fit_names_missing_features() -> None:
     with pytest.raises(FitError, match="'feature_clipping' needs the features") as caught:
         FeatureClipping().fit(DATA)
     assert caught.value.code == "missing_features"
@@ -129,7 +129,7 @@ def test_a_fit_says_what_it_lacks() -> None:
     assert caught.value.code == "missing_head"
 
 
-def test_a_map_says_what_it_lacks_or_does_not_take() -> None:
+def test_a_map_names_missing_or_unexpected_features() -> None:
     fitted = FeatureClipping().fit(with_features(DATA))
     features = features_of(DATA.logits)
     for call in (fitted.apply, fitted.transform):

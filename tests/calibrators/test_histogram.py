@@ -74,7 +74,7 @@ def test_one_vs_rest_is_each_class_by_itself() -> None:
     np.testing.assert_allclose(fitted.apply(fresh.logits), expected, atol=1e-9)
 
 
-def test_smoothing_is_as_if_more_rows_had_been_seen() -> None:
+def test_smoothing_acts_like_additional_rows() -> None:
     data = draw_apart(3000, 5)
     plain, smooth = (Histogram(smoothing=s).fit(data) for s in (0.0, 4.0))
     np.testing.assert_allclose(smooth.accuracy, (plain.accuracy * 200 + 2) / 204)

@@ -126,7 +126,7 @@ def test_finds_a_rising_truth() -> None:
     assert np.abs(new - chance)[clear].mean() < 0.02
 
 
-def test_a_mistake_where_none_was_seen_has_a_price_but_not_infinity() -> None:
+def test_a_new_kind_of_mistake_has_a_finite_cost() -> None:
     z = np.linspace(-3, 3, 400)
     rows = np.stack([np.zeros(400), z], axis=1)
     labels = (z > 0).astype(int)
@@ -183,7 +183,7 @@ def test_a_row_whose_classes_all_get_0_keeps_its_probabilities() -> None:
     assert fitted.apply(rows)[1].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_rows_that_say_nothing_change_nothing() -> None:
+def test_rows_without_information_change_nothing() -> None:
     data = draw(1000, 3, dtype=np.float64)
     alone = np.full((50, 3), -np.inf)
     alone[:, 1] = 0.0

@@ -81,7 +81,7 @@ def same_rows(found: NDArray[Any], expected: NDArray[Any]) -> bool:
     return np.array_equal(np.sort(found), np.sort(expected))
 
 
-def test_the_held_out_fifth_is_never_seen_by_the_judged_fit() -> None:
+def test_the_judged_fit_never_uses_the_held_out_fifth() -> None:
     data = drawn(1000)
     fitted, report = fit_and_judge(Recorder(), data)
     judged_fit, final_fit = Recorder.fitted
@@ -240,7 +240,7 @@ def test_a_name_is_no_recipe_and_an_array_no_set() -> None:
 
 
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_the_report_tells_the_temperatures_of_the_map_by_margin(probabilities: bool) -> None:
+def test_the_report_has_the_temperatures_by_margin(probabilities: bool) -> None:
     data = drawn(1200, temperature=3.0)
     if probabilities:
         data = CalibrationSet.from_probabilities(softmax(data.logits), data.labels)
@@ -254,7 +254,7 @@ def test_the_report_tells_the_temperatures_of_the_map_by_margin(probabilities: b
     assert all(one.upper <= two.lower for one, two in pairwise(cells))
 
 
-def test_certain_rows_and_maps_without_temperature_tell_none() -> None:
+def test_certain_rows_and_maps_without_temperature_have_none() -> None:
     certain = CalibrationSet([[0.0, -np.inf], [-np.inf, 0.0]], [0, 1])
     assert temperatures_of(TemperatureMap(k=2, temperature=2.0), certain) == ()
     assert temperatures_of(Shift(k=5), drawn(20)) == ()

@@ -184,7 +184,7 @@ def test_a_tolerance_at_which_nothing_need_be_done_is_refused(recipe: type) -> N
 
 
 @every_method
-def test_a_tolerance_out_of_reach_is_said(recipe: type) -> None:
+def test_an_unreachable_tolerance_causes_a_warning(recipe: type) -> None:
     with pytest.warns(NotConverged, match="above the tolerance of 1e-30"):
         fitted = recipe(tolerance=1e-30).fit(distorted(300, 3))
     assert fitted.fit_info["warnings"][0]["code"] == "not_converged"

@@ -140,7 +140,7 @@ def test_seca_takes_logits_that_rule_classes_out() -> None:
 
 
 def test_seca_warns_once_if_most_samples_are_alone_in_their_class() -> None:
-    """If a sample is alone in its class, the mean is its own prediction; its gradient is p - onehot."""
+    """A lone sample of a class has its own prediction as mean; its gradient is p - onehot."""
     logits, labels = torch.randn(20, 100), torch.arange(20)
     loss = fresh("seca", reduction="sum")
     leaf = logits.clone().requires_grad_()
@@ -410,7 +410,7 @@ def test_aurc_of_very_many_rows_is_finite() -> None:
         ("calfocal", {"rule": "adafocal"}, "has no parameter 'rule'"),
     ],
 )
-def test_what_cannot_be_made_is_told(name: object, params: dict[str, object], match: str) -> None:
+def test_invalid_losses_are_refused(name: object, params: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make_loss(name, **params)
 

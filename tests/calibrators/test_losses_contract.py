@@ -237,7 +237,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
 
 
 @every_variant
-def test_bad_input_is_told(name: str) -> None:
+def test_bad_input_is_refused(name: str) -> None:
     logits, labels, more = batch()
     with pytest.raises(DataError, match="class indices"):
         made(name)(logits, labels.double(), **more)

@@ -67,7 +67,7 @@ def test_the_rate_is_spread_as_order_statistics_are() -> None:
 
 
 @pytest.mark.parametrize("accuracy", [0.85, 0.95])
-def test_accepted_rows_are_as_often_right_as_asked_for(accuracy: float) -> None:
+def test_accepted_rows_have_the_requested_accuracy(accuracy: float) -> None:
     reached, wanted = [], []
     for seed in range(40):
         fitted = fit(draw(2000, 5, seed=seed), constraint="accuracy", accuracy=accuracy)

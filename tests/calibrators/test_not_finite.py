@@ -56,7 +56,7 @@ def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
 
 @pytest.mark.parametrize("name", ["pts", "smart"])
 @pytest.mark.parametrize("rows", [1, 300])
-def test_a_network_with_huge_weights_is_told(name: str, rows: int) -> None:
+def test_a_network_with_huge_weights_causes_a_warning(name: str, rows: int) -> None:
     forged = forged_network(name)
     with pytest.raises(MapError, match=r"not finite for \d+ rows?, first row 0") as caught:
         applied(forged, ROWS[:rows])

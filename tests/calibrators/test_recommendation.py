@@ -64,7 +64,7 @@ def test_without_judged_rows_nothing_ties() -> None:
     assert found.place == min(range(3), key=lambda place: some[place].report.metrics["nll"])
 
 
-def test_who_loses_accuracy_or_ranking_or_is_worse_is_left_out() -> None:
+def test_worse_maps_are_not_recommended() -> None:
     best, other = candidate("temperature"), candidate("identity")
     fell = Interval(-0.1, -0.12, -0.08, 0.95)
     lossy = with_report(best, change=best.report.change | {"accuracy": fell})

@@ -229,7 +229,7 @@ def test_maps_with_an_impossible_rounding_are_refused(floor: float, rounding: fl
         replace(TemperatureMap(k=3, temperature=1.5), floor=floor, rounding=rounding)
 
 
-def test_the_report_says_what_was_changed() -> None:
+def test_the_report_describes_the_change() -> None:
     p, labels = drawn(3000, 4, 2)
     with pytest.warns(ClippedProbabilities):
         data = CalibrationSet.from_probabilities(rounded(p, 0.01), labels)
@@ -250,7 +250,7 @@ def test_exact_rows_are_served_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("digits", [2, 3])
-def test_columns_computed_from_rounded_ones_are_seen_to_be_rounded(dtype, digits):
+def test_columns_computed_from_rounded_ones_are_recognised(dtype, digits):
     rounded = np.round(np.random.default_rng(0).random(500), digits)
     both = np.stack([1 - rounded, rounded], axis=1).astype(dtype)
     assert step_of(both) == 10.0**-digits

@@ -60,7 +60,7 @@ def test_partial_and_unverified_steps_and_new_sessions_are_marked(name: str) -> 
     assert "step: 21; session: again" in sessions[0].get("aria-label", "")
 
 
-def test_every_point_says_what_its_bin_was() -> None:
+def test_every_point_describes_its_bin() -> None:
     drawn = Drawn(charts.run_gaps(STEPS[:2]))
     bins = STEPS[1]["bins"]
     gap = f"{bins['confidence'][3] - bins['accuracy'][3]:+.4f}".replace("-", "\N{MINUS SIGN}")

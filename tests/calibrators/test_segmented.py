@@ -198,7 +198,7 @@ def test_a_label_that_the_base_calls_impossible_changes_nothing() -> None:
     assert only.solve(0.0, 1.0, FINE).beta == only.solve(4.0, 1.0, FINE).beta == 1
 
 
-def test_a_fit_without_segments_says_how_to_give_them() -> None:
+def test_a_fit_without_segments_explains_how_to_pass_them() -> None:
     with pytest.raises(FitError, match=r"CalibrationSet\(logits, labels, segments\)") as caught:
         Segmented().fit(draw(50, 3))
     assert caught.value.code == "missing_segments"
@@ -221,7 +221,7 @@ def test_any_base_is_fitted_with_the_seed() -> None:
     assert made.fit_info["base_fit"] == alone.fit_info
 
 
-def test_auto_may_be_the_base_and_says_why() -> None:
+def test_auto_may_be_the_base_and_explains_its_choice() -> None:
     seen: list[tuple[int, int]] = []
     data = in_segments(draw(400, 3))
     made = Segmented(base="auto").fit(data, progress=lambda *told: seen.append(told[:2]))
@@ -294,6 +294,6 @@ def test_a_thousand_segments_of_one_row() -> None:
     assert np.abs(np.log(made.temperatures)).max() < 0.5
 
 
-def test_auto_does_not_try_it_unasked() -> None:
+def test_auto_does_not_try_it_by_default() -> None:
     assert "segmented" not in Auto()._recipes()
     assert "segmented" not in Auto(allow_class_change=True)._recipes()

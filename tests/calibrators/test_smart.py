@@ -246,7 +246,7 @@ def test_warnings_point_at_the_caller() -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_fit_that_ends_worse_than_it_began_says_so() -> None:
+def test_a_fit_that_ends_worse_than_it_began_causes_a_warning() -> None:
     with pytest.warns(NotConverged, match="the objective rose from"):
         Smart(learning_rate=1e6, steps=20).fit(draw(500, 3))
 

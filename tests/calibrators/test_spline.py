@@ -60,7 +60,7 @@ def test_a_straight_line_is_found_exactly(points: int) -> None:
     np.testing.assert_allclose(curve, 3 * at - 1, atol=1e-9)
 
 
-def test_few_nodes_say_what_all_rows_say() -> None:
+def test_few_nodes_give_the_result_of_all_rows() -> None:
     data = draw(20_000, 3, dtype=np.float64)
     fitted = Spline().fit(data)
     assert fitted.confidence.size == NODES

@@ -202,7 +202,9 @@ def test_columns_must_be_there_and_free(folder: Path) -> None:
     assert not [*folder.glob("*o.*")]
 
 
-def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_replaced_only_by_force(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "m.calibrd").write_bytes(archive.dump(FITTED))
     words = [str(folder / "in.npy"), str(folder / "in.npz"), "--map", str(folder / "m.calibrd")]
     assert run(["apply", *words]) == 3

@@ -53,7 +53,7 @@ def test_the_same_awaited(service: Running) -> None:
     assert probabilities.shape == LOGITS.shape
 
 
-def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) -> None:
+def test_both_clients_have_every_call_with_its_return_type(service: Running) -> None:
     names = [name for name in dir(Calls) if hasattr(getattr(Calls, name), "flow")]
     assert {"fit", "wait", "upload", "versions", "promote", "rollback", "history"} <= {*names}
     with calibrd.Client(service.url) as client:
@@ -65,7 +65,7 @@ def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) ->
 
 
 @pytest.mark.parametrize("kind", [calibrd.Client, calibrd.AsyncClient])
-def test_calls_are_methods_to_those_who_look_at_the_class(kind: type) -> None:
+def test_calls_look_like_methods_on_the_class(kind: type) -> None:
     assert list(inspect.signature(kind.rollback).parameters)[:2] == ["self", "name"]
     assert kind.rollback.__doc__
     shown = pydoc.plaintext.document(kind)

@@ -140,7 +140,7 @@ def test_training_runs_are_listed(calibrd: Any, client: Client, at: str) -> None
     assert "cli-run" not in calibrd("runs", "--archived").out
 
 
-def test_fit_on_the_service_is_judged_as_asked(
+def test_fit_on_the_service_is_judged_as_requested(
     calibrd: Any, val: Path, at: str, tmp_path: Path
 ) -> None:
     asked = ("fit", val, "--name", "judged", "--method", "temperature", "--json")
@@ -155,7 +155,7 @@ def test_fit_on_the_service_is_judged_as_asked(
     assert refused.document["error"]["request_id"]
 
 
-def test_a_map_out_of_a_stale_cache_says_so(
+def test_a_map_from_a_stale_cache_causes_a_note(
     calibrd: Any, client: Client, line: FaultyLine, val: Path, tmp_path: Path
 ) -> None:
     client.register("stale", TemperatureMap(k=5, temperature=3.0))
@@ -182,9 +182,7 @@ def test_a_refused_promotion_names_the_version_that_was_made(
     assert told["request_id"]
 
 
-def test_what_auto_chose_and_left_out_is_said(
-    calibrd: Any, val: Path, at: str, tmp_path: Path
-) -> None:
+def test_the_choice_of_auto_is_printed(calibrd: Any, val: Path, at: str, tmp_path: Path) -> None:
     fitting = ("fit", val, "--method", "auto", "--param", "budget=1e-9")
     fitting += ("--param", 'candidates=["spline"]')
     told = "auto chose additive: .*\nleft out spline: .*\n"
@@ -194,7 +192,7 @@ def test_what_auto_chose_and_left_out_is_said(
         assert re.search(told, done.out), done.out
 
 
-def test_a_method_that_fell_back_is_said(calibrd: Any, at: str, tmp_path: Path) -> None:
+def test_a_fallback_is_printed(calibrd: Any, at: str, tmp_path: Path) -> None:
     right = tmp_path / "right.npz"
     np.savez(right, logits=LOGITS, labels=LOGITS.argmax(axis=1))
     told = "vector fell back to temperature scaling: every prediction on the fit set is correct"
@@ -267,7 +265,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
     ],
 )
-def test_a_mistake_is_told_in_a_line_or_two(
+def test_errors_take_one_or_two_lines(
     calibrd: Any, val: Path, tmp_path: Path, words: str, said: str
 ) -> None:
     broken: dict[str, dict[str, Any]] = {
@@ -300,7 +298,7 @@ def test_a_mistake_is_told_in_a_line_or_two(
     assert done.err == ""
 
 
-def test_what_was_noted_is_told(calibrd: Any, line: FaultyLine) -> None:
+def test_notes_of_an_error_are_printed(calibrd: Any, line: FaultyLine) -> None:
     line.before = lambda asked: Say(503)
     asked = ("rollback", "m", "--url", line.url)
     assert "\nnote: it may or may not have succeeded: " in calibrd(*asked).err
@@ -323,7 +321,7 @@ def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) ->
         assert "client." not in hint
 
 
-def test_quiet_says_only_the_answer(calibrd: Any, val: Path, tmp_path: Path) -> None:
+def test_quiet_prints_only_the_result(calibrd: Any, val: Path, tmp_path: Path) -> None:
     asked = ("fit", val, "--method", "temperature", "--out", tmp_path / "m.calibrd", "--quiet")
     assert calibrd(*asked).err == ""
 

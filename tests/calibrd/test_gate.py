@@ -68,7 +68,7 @@ def test_what_cannot_be_decided_is_not(gated: Any) -> None:
         assert "needs at least 100 rows" in words
 
 
-def test_the_rows_said_to_be_needed_decide() -> None:
+def test_the_estimated_number_of_rows_is_enough() -> None:
     def report(rows: int) -> Any:
         given = drawn(rows, temperature=1.0, seed=1)
         p = TemperatureMap(k=4, temperature=1.0).apply(given["logits"])
@@ -112,7 +112,7 @@ def test_a_gate_without_a_limit_is_refused(
     assert "--max-calibration-error LIMIT, --max-ece LIMIT, or both" in capsys.readouterr().err
 
 
-def test_json_and_markdown_say_the_same(gated: Any, tmp_path: Path) -> None:
+def test_json_and_markdown_agree(gated: Any, tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     code, out = gated(drawn(5000, 6.0), 0.03, "--json", "--markdown", summary)

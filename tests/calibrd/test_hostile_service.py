@@ -207,7 +207,9 @@ def test_other_codings_are_refused(server: Hostile, client: calibrd.Client, codi
         client.methods()
 
 
-def test_a_map_is_no_longer_than_its_version_says(server: Hostile, client: calibrd.Client) -> None:
+def test_a_map_is_no_longer_than_its_version_states(
+    server: Hostile, client: calibrd.Client
+) -> None:
     server.answers[f"{PLACE}/versions/1/map"] = Chosen(lambda: itertools.repeat(b"x" * (1 << 16)))
     with pytest.raises(NotCalibrd, match="longer than"):
         client.load("good@1", refresh=None)

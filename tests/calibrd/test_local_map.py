@@ -91,7 +91,7 @@ def test_refresh_looks_now(client: calibrd.Client) -> None:
     assert (local.version, local.map.temperature) == (2, 3.0)
 
 
-def test_it_asks_as_the_client_that_loaded_it(
+def test_it_polls_with_the_settings_of_its_client(
     client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release(client, "keyless", 2.0)
@@ -103,7 +103,7 @@ def test_it_asks_as_the_client_that_loaded_it(
     assert not any("authorization" in one.headers for one in line.asked)
 
 
-def test_who_applies_sees_one_map_or_the_other(client: calibrd.Client) -> None:
+def test_apply_uses_one_map_or_the_other(client: calibrd.Client) -> None:
     release(client, "swapped", 2.0)
     release(client, "swapped", 3.0)
     expected = {1: fitted(2.0).apply(LOGITS), 2: fitted(3.0).apply(LOGITS)}

@@ -189,7 +189,7 @@ def test_another_answers_in_its_place_and_the_cache_serves(
     assert len(said(caplog, logging.WARNING)) >= len(PAGES) + 1
 
 
-def test_a_revoked_key_is_said_and_never_papered_over(
+def test_a_revoked_key_is_reported_and_not_hidden_by_the_cache(
     site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = client.create_key("admin", ["predict", "fit", "promote", "admin"])

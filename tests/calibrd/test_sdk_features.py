@@ -100,7 +100,7 @@ def test_evaluate_and_loaded_maps_take_features(
     np.testing.assert_allclose(np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), p, atol=1e-6)
 
 
-def test_what_is_missing_is_said_on_both_sides(
+def test_missing_features_are_reported_by_both_sides(
     client: calibrd.Client, fitted: FeatureClippingMap
 ) -> None:
     plain = {"logits": ROWS, "labels": DATA["labels"]}

@@ -33,7 +33,7 @@ def test_the_commands_are_those_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("name", server.COMMANDS)
-def test_without_a_server_the_command_says_what_to_install(
+def test_without_a_server_the_hint_names_the_package(
     name: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(None)

@@ -151,7 +151,7 @@ def test_silent_in_the_middle_and_back_again(
     assert watch.longest < BUDGET + SLACK
 
 
-def test_answers_that_are_lost_are_asked_for_again(
+def test_lost_responses_are_requested_again(
     wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
 ) -> None:
     counts = {"left": 6}
@@ -211,7 +211,7 @@ def test_the_next_process_sends_what_is_left_and_continues_from_it(
 
 
 @by_the_clock
-def test_a_folder_that_cannot_be_written_is_told_once(
+def test_a_read_only_folder_is_logged_once(
     wanted: AdaFocalState,
     client: calibrd.Client,
     tmp_path: Path,
@@ -240,7 +240,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
 
 
 @by_the_clock
-def test_a_refusal_in_the_middle_is_told_once_and_kept(
+def test_a_later_refusal_is_logged_once_and_its_steps_are_kept(
     line: FaultyLine,
     client: calibrd.Client,
     caplog: pytest.LogCaptureFixture,
@@ -276,7 +276,7 @@ def test_a_session_that_the_service_has_lost_goes_on_as_another(
     assert len({step.session for step in client.run_history(run)}) == 2
 
 
-def test_who_is_dropped_still_sends(client: calibrd.Client) -> None:
+def test_a_deleted_observer_still_sends(client: calibrd.Client) -> None:
     """Without close and without references, its threads finish sending and stop."""
     before = of_calibrd()
     job = AdaFocal(client, run="dropped")

@@ -112,7 +112,7 @@ def test_what_another_machine_did_since_counts(
         assert job.steps == 3
 
 
-def test_what_the_service_says_counts_when_all_is_sent(
+def test_the_position_of_the_service_counts_if_everything_is_sent(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
     """The position on this machine is only used if the service cannot be reached."""
@@ -139,7 +139,7 @@ def test_a_clock_that_is_set_back_changes_no_order(
     assert line_of(client, "set-back") == [1, 2, 3]
 
 
-def test_an_unreadable_pass_is_told_and_holds_up_no_other(
+def test_an_unreadable_pass_is_logged_and_blocks_no_other(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with away(line), AdaFocal(line.url, run="unreadable", budget=0.2) as job:

@@ -112,7 +112,7 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
     assert callback.agreement.rows == ROWS
 
 
-def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+def test_a_monitor_creates_a_loss_by_name_and_notifies_it_of_epochs(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
     callback = huggingface.MonitorCallback(
@@ -137,7 +137,7 @@ def test_a_monitor_without_a_loss_computes_none() -> None:
         callback.compute_loss({"logits": torch.zeros(2, CLASSES)}, torch.zeros(2, dtype=torch.long))
 
 
-def test_a_loss_that_was_not_given_to_the_trainer_is_told(tmp_path: Path) -> None:
+def test_a_loss_not_passed_to_the_trainer_is_an_error(tmp_path: Path) -> None:
     made = trainer(tmp_path, 1, huggingface.AdaFocalCallback(None, run="alone"))
     with pytest.raises(DataError, match="no rows were observed") as caught:
         made.train()

@@ -213,7 +213,7 @@ def test_a_model_made_for_training_is_watched(tmp_path: Path) -> None:
     made.train()  # another model
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_inputs_are_named(tmp_path: Path) -> None:
     named = {"loss": "correctness_ranking", "samples": ROWS}
     with pytest.raises(ValueError, match=r"refcal takes embeddings.*as head="):
         huggingface.MonitorCallback(None, run="alone", loss="refcal")

@@ -227,7 +227,7 @@ def test_the_session_before_a_checkpoint_is_put_away(
         wait_until(lambda: in_outbox(tmp_path, "SELECT count(*) FROM sessions") == [(1,)])
 
 
-def test_what_waits_for_another_key_is_told(
+def test_unsent_steps_of_another_key_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for key in ("one", "one", "two"):

@@ -125,7 +125,7 @@ def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
         assert all(one.verified in (True, None) for one in history)
 
 
-def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+def test_a_monitor_creates_a_loss_by_name_and_notifies_it_of_epochs(
     pl: Any, client: calibrd.Client, tmp_path: Path
 ) -> None:
     watching = callbacks.MonitorCallback(
@@ -177,7 +177,7 @@ def nothing(batch: Any, batch_idx: int) -> None:
     """Return no result from a validation step."""
 
 
-def test_what_validation_must_return_is_told(pl: Any, tmp_path: Path) -> None:
+def test_invalid_validation_results_are_refused(pl: Any, tmp_path: Path) -> None:
     steered = callbacks.AdaFocalCallback(None, run="alone")
     module = net_of(pl)(steered.loss)
     module.validation_step = nothing

@@ -103,7 +103,7 @@ def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> N
         (np.zeros((4, 3, 2)), np.zeros((4, 3), dtype=int), "bad_shape"),
     ],
 )
-def test_what_cannot_be_observed_is_told(logits: object, labels: object, code: str) -> None:
+def test_invalid_rows_are_refused(logits: object, labels: object, code: str) -> None:
     with pytest.raises(DataError) as caught:
         statistics_of(logits, labels)
     assert caught.value.code == code

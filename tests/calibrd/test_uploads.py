@@ -70,7 +70,7 @@ def test_equal_data_is_sent_once(service: Running, line: FaultyLine, data) -> No
     assert len(line.asked) == 1
 
 
-def test_a_dataset_that_would_go_soon_is_asked_to_stay(client: calibrd.Client, data) -> None:
+def test_a_dataset_that_expires_soon_is_renewed(client: calibrd.Client, data) -> None:
     made = client.upload(*data, delete_after_fit=True, days=0.5, progress=False)
     assert made.delete_after_fit
     assert made.expires_at is not None
@@ -197,7 +197,7 @@ def test_parts_that_were_lost_are_sent_again(
     assert line.count("PUT") == -(-(made.bytes or 0) // SMALL) + 2
 
 
-def test_two_who_send_the_same_end_with_one_dataset(line: FaultyLine, data) -> None:
+def test_concurrent_equal_uploads_create_one_dataset(line: FaultyLine, data) -> None:
     def send(found: list[str]) -> None:
         with calibrd.Client(line.url, part_bytes=SMALL) as one:
             found.append(one.upload(*data, progress=False).id)

@@ -130,7 +130,7 @@ def test_the_first_snippet_of_the_readme_runs(
     assert "Traceback" not in failed.stderr
 
 
-def test_without_the_server_its_commands_say_what_to_install(python: Path, tmp_path: Path) -> None:
+def test_without_the_server_the_hints_name_the_package(python: Path, tmp_path: Path) -> None:
     failed = subprocess.run(
         [python.with_name("calibrd"), "serve", "--port", "0"],
         capture_output=True,

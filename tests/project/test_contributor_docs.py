@@ -118,7 +118,7 @@ def test_links_resolve(document: str) -> None:
             assert anchor in anchors_of(str(target.relative_to(ROOT))), link
 
 
-def test_constants_that_contributors_extend_are_where_they_are_said_to_be() -> None:
+def test_constants_that_contributors_extend_exist() -> None:
     text = " ".join(text_of("CONTRIBUTING.md").split())
     said = [
         (path, name)

@@ -190,7 +190,7 @@ def test_every_setting_named_is_one() -> None:
         S3Store("calibrd", config=given)  # raises for a name it does not know
 
 
-def test_compose_asks_for_what_the_example_has() -> None:
+def test_compose_needs_only_the_variables_of_the_example() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{(\w+)", text)) == set(EXAMPLE)
     required = set(re.findall(r"\$\{(\w+):\?", text))

@@ -64,7 +64,7 @@ def test_the_wheel_holds_every_file_of_the_service(wheels: list[Path]) -> None:
     assert found == {name for name in files if "__pycache__" not in name}
 
 
-def test_the_server_asks_for_its_own_sdk_and_not_for_torch(
+def test_the_server_requires_its_own_sdk_and_not_torch(
     wheels: list[Path], calibrd: Path, tmp_path: Path
 ) -> None:
     archive = zipfile.ZipFile(wheels[1])

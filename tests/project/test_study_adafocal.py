@@ -119,7 +119,7 @@ def test_quick_exploration_writes_its_own_table(tmp_path, monkeypatch, capsys):
     assert 100 * (1 - last["accuracy"]) == pytest.approx(chosen_on["error"])
 
 
-def test_fixed_losses_are_what_their_names_say():
+def test_fixed_losses_match_their_names():
     training = importlib.import_module("adafocal_training")
     logits = 2 * torch.randn(50, 10, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(50) % 10

@@ -73,7 +73,7 @@ def test_the_long_tail_falls_by_its_imbalance(imbalance: int) -> None:
     assert ratios == pytest.approx(np.full(9, imbalance ** (-1 / 9)), rel=0.05)
 
 
-def test_only_the_long_tails_asked_for_are_run(
+def test_only_the_requested_long_tails_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = importlib.import_module("losses")

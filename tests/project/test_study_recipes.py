@@ -113,7 +113,7 @@ def test_crop_and_flip_shift_and_mirror_in_training_only() -> None:
     assert 16 < mirrored < 48
 
 
-def test_networks_have_the_weights_their_documentation_says() -> None:
+def test_networks_have_the_documented_number_of_weights() -> None:
     tasks = importlib.import_module("recipe_tasks")
     images = tasks.Rows(np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9]))
     model = tasks.residual_network(images)

@@ -79,7 +79,7 @@ def test_a_tenth_of_a_point_of_auroc_is_no_loss_and_a_wide_interval_is_a_doubt()
     assert decide(200, BETTER | risen) is Verdict.IMPROVED
 
 
-def test_every_form_says_what_got_worse_and_by_how_much() -> None:
+def test_every_form_names_losses_and_their_size() -> None:
     report = ruined()
     assert report.verdict is Verdict.TRADE_OFF
     assert "refinement_auroc" in report.lost

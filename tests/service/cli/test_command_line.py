@@ -71,7 +71,7 @@ def refusal(done: Done) -> str:
     ],
 )
 @pytest.mark.parametrize("verb", ["migrate", "worker"])
-def test_a_wrong_setting_is_told_in_one_line(
+def test_a_wrong_setting_is_reported_in_one_line(
     verb: str, flag: str, value: str, said: str, tmp_path: Path
 ) -> None:
     assert said in refusal(here(verb, "--data-dir", tmp_path, flag, value))
@@ -141,9 +141,7 @@ def test_a_hint_has_no_password(tmp_path: Path) -> None:
     assert "--database-url" in refusal(done)
 
 
-def test_variables_that_are_no_settings_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_variables_cause_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = ("DATADIR", "COLOUR", "URL", "API_KEY", "TEST_SEED")
     for name in others:
         monkeypatch.setenv(f"CALIBRD_{name}", "1")
@@ -170,7 +168,7 @@ def readable_by_others(folder: Path) -> list[Path]:
     return [one for one in (folder, *folder.rglob("*")) if stat.S_IMODE(one.stat().st_mode) & 0o077]
 
 
-def test_signals_end_the_service_in_peace_and_its_files_are_private(tmp_path: Path) -> None:
+def test_signals_stop_the_service_cleanly_and_its_files_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with running(tmp_path, "--workers", "0") as started:
         with started.client() as client:
@@ -200,7 +198,7 @@ SLOW_UPLOAD = (
 
 
 @by_the_clock
-def test_who_waits_is_answered_when_the_service_ends(tmp_path: Path) -> None:
+def test_waiting_requests_get_a_response_at_shutdown(tmp_path: Path) -> None:
     with running(tmp_path, "--workers", "0") as started, started.client() as client:
         dataset = client.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
         order = {"dataset": dataset, "method": "temperature"}
@@ -254,7 +252,7 @@ def test_ctrl_c_during_the_imports_is_quiet(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_worker_alone_prepares_a_fresh_directory_and_leaves_when_told(tmp_path: Path) -> None:
+def test_a_lone_worker_prepares_a_directory_and_stops_on_a_signal(tmp_path: Path) -> None:
     folder = tmp_path / "fresh"
     log = tmp_path / "worker.log"
     with log.open("w") as errors:

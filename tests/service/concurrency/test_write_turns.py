@@ -52,7 +52,7 @@ def test_owners_take_turns_and_calls_of_one_keep_their_order() -> None:
         pass
 
 
-def test_who_waits_too_long_leaves_and_holds_up_nobody(
+def test_a_writer_that_times_out_delays_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(f"sqlite:///{tmp_path / 'some.db'}")

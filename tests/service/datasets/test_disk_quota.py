@@ -78,7 +78,7 @@ def test_moves_of_an_alias_count_and_a_full_workspace_may_still_promote(tmp_path
         assert rollback.status_code == 200
 
 
-def test_maps_and_what_is_said_of_them_count(tmp_path: Path) -> None:
+def test_maps_and_their_descriptions_count(tmp_path: Path) -> None:
     most = 10_000
     with in_process(tmp_path, max_workspace_bytes=most) as service:
         answers = [

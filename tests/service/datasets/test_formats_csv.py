@@ -37,7 +37,7 @@ def test_numbers_come_back_exactly_as_they_were_written():
     ("prefix", "kind"),
     [("logit", "logits"), ("p", "probabilities"), ("Probability", "probabilities")],
 )
-def test_the_header_says_what_the_values_are(prefix, kind):
+def test_the_header_determines_the_kind(prefix, kind):
     assert read(Format.CSV, csv(LOGITS, LABELS, prefix)).declared == kind
 
 
@@ -78,7 +78,7 @@ def test_one_column_is_class_1_of_two(tmp_path, name):
         assert load(path, Format.CSV).labels.tolist() == [1, 0]
 
 
-def test_other_names_need_to_be_told_what_they_are(tmp_path):
+def test_other_names_need_a_kind(tmp_path):
     path = tmp_path / "set.csv"
     path.write_text("cat,label,dog\n0.25,1,0.75\n0.5,0,0.5\n")
     with pytest.raises(Invalid) as caught:
@@ -118,7 +118,7 @@ def test_other_names_need_to_be_told_what_they_are(tmp_path):
         (b"logit_0,logit_1,label\n1,2,cat\n", Invalid, "not_a_number", "column 'label': 'cat'"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(body, kind, code, told):
+def test_errors_name_line_and_column(body, kind, code, told):
     error = refused(body)
     assert (type(error), error.code) == (kind, code)
     assert told in error.message

@@ -126,7 +126,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("case", SETS)
-def test_inspect_says_what_calibrators_says(tmp_path, case):
+def test_inspect_agrees_with_calibrators(tmp_path, case):
     kind, values, labels = SETS[case]
     make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
     with pytest.raises(DataError) as expected:

@@ -79,7 +79,7 @@ def limited(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
 
 
-def test_a_folder_says_what_to_do_instead(tmp_path: Path) -> None:
+def test_a_folder_refuses_with_an_alternative(tmp_path: Path) -> None:
     with in_process(tmp_path) as local:
         url = opened(local)
         answer = local.post(f"{url}/parts/presigned", json=promise({1: b"x"}))
@@ -173,7 +173,7 @@ def test_both_ways_may_be_mixed_and_the_last_word_counts(store: Local) -> None:
     assert (late.status_code, late.json()["code"]) == (409, "dataset_complete")
 
 
-def test_a_url_says_until_when_it_is_good(store: Local) -> None:
+def test_a_url_has_an_expiry_time(store: Local) -> None:
     parts = store.app.state.parts
     with parts.database.read() as rows:
         workspace = keys.workspace_named(rows, keys.DEFAULT_WORKSPACE).id

@@ -194,7 +194,7 @@ def test_the_time_limit_counts_from_the_first_start(place: Place) -> None:
     assert job.fit.started_at == first.started_at
 
 
-def test_faults_are_logged_and_not_told(place: Place) -> None:
+def test_internal_errors_are_logged_but_not_revealed(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     with capture_logs() as logged:
         error = error_of(ended(place, fit, Hooks(error=KeyError("/secret/path"))))

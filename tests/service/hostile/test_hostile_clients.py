@@ -201,7 +201,7 @@ def test_uploads_of_one_workspace_do_not_delay_the_predictions_of_another(attack
     watched.check()
 
 
-def test_requests_of_one_key_beyond_its_share_are_told_to_wait(tmp_path):
+def test_requests_of_one_key_beyond_its_share_get_429(tmp_path):
     with target(tmp_path, "--max-requests-per-key", "4", "--body-timeout", "30") as small:
         head = (
             "POST /v1/datasets HTTP/1.1\r\n"

@@ -193,7 +193,7 @@ def test_too_large_without_a_length_is_refused_on_the_way(service: Local, path: 
     assert left_behind(service) == []
 
 
-def test_too_large_on_the_way_is_told_to_those_who_listen(service: Local) -> None:
+def test_too_large_bodies_get_a_response_while_they_arrive(service: Local) -> None:
     pieces = (bytes(1 << 16) for _ in range(20))
     answer = service.post("/v1/datasets", content=pieces, headers=NPZ)
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")

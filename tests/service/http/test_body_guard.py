@@ -258,7 +258,7 @@ def test_httpx_reads_the_413_of_a_large_upload(app: Counting, port: int) -> None
     assert app.bytes - before < 8 * LIMIT
 
 
-def test_a_client_that_asks_first_is_told_at_once(port: int) -> None:
+def test_expect_continue_is_answered_at_once(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"POST /stream HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
         connection.sendall(b"Content-Length: 99999999\r\n\r\n")

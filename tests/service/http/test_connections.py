@@ -53,7 +53,7 @@ def test_where_none_is_idle_the_new_one_is_closed() -> None:
     assert not opened(connections, "a", 1)[0].is_closed
 
 
-def test_near_the_limit_of_all_who_has_most_makes_room() -> None:
+def test_near_the_total_limit_the_largest_user_loses_connections() -> None:
     connections = Connections(100, 5)
     many = opened(connections, "a", 4)
     few = opened(connections, "b", 3)

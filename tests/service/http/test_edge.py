@@ -201,7 +201,7 @@ def test_the_layer_costs_microseconds() -> None:
     assert around - alone < 100e-6
 
 
-def test_metrics_are_asked_for_at_each_scrape(metrics: Metrics) -> None:
+def test_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     depths = iter([3.0, 5.0])
 
     def queue() -> Iterable[Metric]:

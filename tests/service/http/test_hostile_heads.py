@@ -89,7 +89,7 @@ def test_an_upgrade_to_http_2_is_ignored(own_service: Running) -> None:
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_another_server_is_told_to_close_a_websocket() -> None:
+def test_websockets_are_closed_on_other_servers() -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -42,7 +42,7 @@ def test_a_truncated_backup_is_refused(kept: Kept, tmp_path: Path) -> None:
         refused_without_a_trace(tmp_path / "cut.tar", tmp_path)
 
 
-def test_a_flipped_bit_is_seen_or_does_not_matter(kept: Kept, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_or_does_not_matter(kept: Kept, tmp_path: Path) -> None:
     with tarfile.open(kept.file, "r:") as tar:
         # headers, contents, and the zeros that fill the last block of each
         infos = [(info.offset, info.offset_data + info.size) for info in tar.getmembers()]
@@ -94,9 +94,7 @@ def test_a_forged_backup_that_keeps_to_the_rules_is_restored(kept: Kept, tmp_pat
     assert command("restore", tmp_path / "same.tar", "--data-dir", tmp_path / "new").returncode == 0
 
 
-def test_a_database_that_is_not_what_the_manifest_says_is_refused(
-    kept: Kept, tmp_path: Path
-) -> None:
+def test_a_database_that_contradicts_the_manifest_is_refused(kept: Kept, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE others (id TEXT)")
     foreign = (tmp_path / "other.db").read_bytes()

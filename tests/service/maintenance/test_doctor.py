@@ -351,7 +351,7 @@ def test_an_alias_of_a_version_that_is_gone(patient: Patient) -> None:
     assert (found.code, found.subject) == ("alias_dangling", "alias digits@production")
 
 
-def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
+def test_the_command_reports_faults_and_its_exit_code_too(patient: Patient) -> None:
     chosen = [
         f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
         for name in ("data_dir", "database_url", "blobs_url")
@@ -371,7 +371,7 @@ def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
     assert patient.map in line
 
 
-def test_sweep_says_what_it_does(patient: Patient) -> None:
+def test_sweep_reports_what_it_does(patient: Patient) -> None:
     chosen = [
         f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
         for name in ("data_dir", "database_url", "blobs_url")
@@ -389,7 +389,7 @@ def test_sweep_says_what_it_does(patient: Patient) -> None:
     assert (early.returncode, "must be 0 or at least 2" in early.stderr) == (2, True)
 
 
-def test_who_looks_in_the_wrong_place_is_told_so_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_wrong_place_is_reported_and_nothing_is_created(tmp_path: Path) -> None:
     for verb in ("doctor", "sweep"):
         done = here(verb, f"--data-dir={tmp_path / 'none'}")
         assert (done.returncode, done.stdout) == (2, "")

@@ -162,7 +162,7 @@ def test_killed_api_leaves_no_worker_behind(tmp_path):
         wait_until(lambda: not any(child.is_running() for child in children), 15)
 
 
-def test_port_in_use_is_said_in_a_line(service, tmp_path):
+def test_port_in_use_is_reported_in_one_line(service, tmp_path):
     port = service.url.rpartition(":")[2]
     command = [sys.executable, "-m", "service", "serve", "--port", port]
     done = subprocess.run(

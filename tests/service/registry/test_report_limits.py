@@ -75,7 +75,7 @@ def test_a_drawing_is_made_once(local):
     assert local.get(url).content == b"<svg>kept</svg>"
 
 
-def test_what_cannot_be_drawn_in_time_is_ended_and_said(local, monkeypatch):
+def test_drawing_is_stopped_after_its_time_limit(local, monkeypatch):
     assert registered(local).status_code == 201
     renderer = local.app.state.parts.renderer
     assert local.get(f"{URL}/1/report.svg").status_code == 200  # its process has started

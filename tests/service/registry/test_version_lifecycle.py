@@ -128,7 +128,7 @@ def test_running_fit_is_cancelled_and_writes_nothing(client):
     assert client.delete(url).status_code == 200
 
 
-def test_failed_fit_says_what_to_do(client):
+def test_failed_fit_has_a_hint(client):
     body = npz(*sample(3))
     url = "/v1/calibrators/tiny/fits?method=temperature"
     done = client.post(url, content=body, headers=NPZ | WAIT)

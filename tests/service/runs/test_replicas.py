@@ -84,7 +84,7 @@ def test_the_same_post_twice_at_once_is_one(replicas: tuple[Local, Local]) -> No
     assert answers[0]["status"] == "decided"
 
 
-def test_who_waits_hears_of_a_decision_of_another_replica_within_a_second(
+def test_waiting_callers_get_decisions_of_other_replicas_within_a_second(
     replicas: tuple[Local, Local],
 ) -> None:
     open_run(replicas[0], "news", kind="monitor", session="a")
@@ -104,7 +104,7 @@ def test_who_waits_hears_of_a_decision_of_another_replica_within_a_second(
     within(1.0, heard_after)
 
 
-def test_who_waits_for_nothing_is_answered_in_the_end(replicas: tuple[Local, Local]) -> None:
+def test_waiting_in_vain_ends_with_a_response(replicas: tuple[Local, Local]) -> None:
     open_run(replicas[0], "calm", session="a")
     start = time.monotonic()
     found = state_of(replicas[0], "calm", after=0, wait=0.5)
@@ -114,7 +114,7 @@ def test_who_waits_for_nothing_is_answered_in_the_end(replicas: tuple[Local, Loc
     assert state_of(replicas[0], "calm", wait=30)["step"] == 0
 
 
-def test_who_waits_sees_a_step_that_was_waited_for_too_long(
+def test_waiting_callers_get_a_step_after_its_timeout(
     replicas: tuple[Local, Local],
 ) -> None:
     asked = {"world_size": 2, "decides": "service", "merge_timeout": 0.4, "session": "a"}

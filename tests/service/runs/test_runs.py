@@ -116,7 +116,7 @@ def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
     assert line(tenant, "job") == []
 
 
-def test_a_session_that_is_told_of_late_does_not_wind_the_run_back(tenant: httpx.Client) -> None:
+def test_a_late_session_does_not_rewind_the_run(tenant: httpx.Client) -> None:
     begun = time.time()
     begin = AdaFocalState.begin(SETTINGS)
     last = trained(tenant, "job", 3, session="new", begun=begun)

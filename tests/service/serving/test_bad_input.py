@@ -228,7 +228,7 @@ def test_bad_labels(service: Local, door: str, labels: np.ndarray, code: str) ->
 
 
 @pytest.mark.parametrize("width", [2, CLASSES - 1, CLASSES + 1])
-def test_another_number_of_classes_is_told_with_both_numbers(service: Local, width: int) -> None:
+def test_another_number_of_classes_is_refused_with_both_numbers(service: Local, width: int) -> None:
     told = problem(service.post(DOORS["predict"], json={"logits": [[0.5] * width]}))
     assert (told["status"], told["code"]) == (422, "wrong_classes")
     assert (told["expected"], told["got"]) == (CLASSES, width)

@@ -192,7 +192,7 @@ def test_a_bomb_is_not_unpacked_beyond_the_limit() -> None:
     ("binary", "number", "advice"),
     [(True, 8, "send fewer rows"), (False, 20, "send fewer rows, or set binary_data_output")],
 )
-def test_small_input_cannot_ask_for_a_huge_answer(
+def test_small_input_cannot_request_a_huge_response(
     http: httpx.Client, binary: bool, number: int, advice: str
 ) -> None:
     rows = LIMIT // (2 * number) + 1
@@ -253,7 +253,7 @@ def test_another_model_can_be_only_warned_of(http: httpx.Client, binary: bool) -
     assert fingerprinted(http, b"v2", fingerprint="refuse").status_code == 409
 
 
-def test_zeros_are_raised_and_told(http: httpx.Client) -> None:
+def test_zeros_are_raised_with_a_warning(http: httpx.Client) -> None:
     body = request(name="probabilities", data=[0.0, 0.4, 0.6])
     answer = http.post("/v2/models/from-probabilities/infer", json=body)
     assert answer.status_code == 200, answer.text

@@ -100,7 +100,7 @@ def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
     assert served(local, "c").json()["version"] == 2
 
 
-def test_missing_map_is_told(local):
+def test_missing_map_is_reported(local):
     register(local, "c", 1.0)
     stored.remove(local.app.state.parts.blobs, key_of(local, "c", 1))
     answer = served(local, "c", "1")

@@ -60,7 +60,7 @@ def test_a_cut_line_is_noticed_soon_by_both_ends(postgresql: Database) -> None:
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
 
 
-def test_what_the_url_says_wins() -> None:
+def test_the_url_takes_precedence() -> None:
     url = make_url("postgresql://h/n?connect_timeout=9&options=-c%20statement_timeout%3D1h")
     arguments = connection_arguments(url)
     assert "connect_timeout" not in arguments
@@ -102,7 +102,7 @@ def test_a_full_database_is_507_and_goes_on_reading(local: Local) -> None:
 
 
 @pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
-def test_slow_statements_are_told_apart(postgresql: Database, limit: str) -> None:
+def test_slow_statements_have_their_own_codes(postgresql: Database, limit: str) -> None:
     def wait() -> None:
         with postgresql.write() as store:
             store.session.execute(text(f"SET LOCAL {limit} = 100"))

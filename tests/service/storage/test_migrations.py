@@ -282,7 +282,7 @@ def test_what_others_add_to_a_database_does_no_harm(backend: Backend, tmp_path: 
     database.close()
 
 
-def test_serve_tells_of_a_schema_that_differs(tmp_path: Path) -> None:
+def test_serve_reports_a_schema_that_differs(tmp_path: Path) -> None:
     settings = Embedded().settings(tmp_path)
     database = Database(Settings(**settings).database)
     execute(database, "DROP INDEX ix_fits_lost")

@@ -79,7 +79,7 @@ def listeners(settings: dict[str, object]) -> list[int]:
         return [pid for (pid,) in connection.execute(query.encode())]
 
 
-def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> None:
+def test_moves_and_keys_reach_replicas_at_once(replicas: tuple[Local, Local]) -> None:
     one, other = replicas
     move(one, 2)
     wait_until(lambda: serves(other, 2), 2)
@@ -95,7 +95,7 @@ def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> N
     wait_until(lambda: other.get("/v1/calibrators", headers=reader).status_code == 401, 2)
 
 
-def test_what_was_said_while_the_line_was_broken_is_made_up_for(
+def test_changes_during_a_broken_connection_are_read_later(
     replicas: tuple[Local, Local], settings: dict[str, object], shared_fleet: Fleet
 ) -> None:
     one, other = replicas
@@ -111,7 +111,7 @@ def test_what_was_said_while_the_line_was_broken_is_made_up_for(
     wait_until(lambda: serves(other, 2), 30)
 
 
-def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
+def test_replicas_that_cannot_listen_poll(settings: dict[str, object]) -> None:
     url = make_url(str(settings["database_url"]))
     with line(url.port or 0, refused=b"LISTEN calibrd_news") as deaf:
         through = url.set(port=deaf.port).render_as_string(hide_password=False)
@@ -125,7 +125,7 @@ def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
             wait_until(lambda: serves(other, 2), 2)
 
 
-def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, object]) -> None:
+def test_replicas_with_thousands_of_connections_are_notified(settings: dict[str, object]) -> None:
     taken = [os.dup(0) for _ in range(1100)]
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
@@ -142,7 +142,7 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
 
 
 @pytest.mark.both_backends
-def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
+def test_new_and_finished_fits_are_notified(place: Place) -> None:
     waiting, ended = threading.Event(), threading.Event()
     calls = {FITS: waiting.set, FITS_DONE: ended.set}
     with NotificationListener(place.database.unlimited, calls, poll_seconds=0.01):
@@ -174,7 +174,7 @@ def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Pa
     database.close()
 
 
-def test_who_waits_is_woken() -> None:
+def test_waiting_requests_are_woken() -> None:
     """The next poll would never happen."""
     state = {"a": 0}
 

@@ -109,7 +109,7 @@ def test_promote_moves_records_the_reason_and_can_be_rolled_back(client: Local) 
 
 
 @pytest.mark.parametrize(("version", "told"), [(2, "was not judged"), (3, "takes logits of 4")])
-def test_what_needs_force_says_so_and_is_not_done_without(
+def test_promotions_that_need_force_are_refused_without_it(
     client: Local, version: int, told: str
 ) -> None:
     page = client.get(f"{HERE}/promote", params={"version": version}).text
@@ -122,7 +122,7 @@ def test_what_needs_force_says_so_and_is_not_done_without(
     assert place(client) == version
 
 
-def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
+def test_a_concurrent_move_is_reported_and_nothing_changes(client: Local) -> None:
     late = promote(client, 4, expected="0")
     assert late.status_code == 412
     assert "has changed since you read it" in Shell(late.text).words
@@ -140,7 +140,7 @@ def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
         ({"csrf": "0" * 64}, 403, "must carry the token"),
     ],
 )
-def test_forms_that_break_a_rule_are_told_in_words(
+def test_forms_that_break_a_rule_show_a_message(
     client: Local, form: dict[str, str], status: int, told: str
 ) -> None:
     answer = promote(client, 4, **form)
@@ -153,7 +153,7 @@ def test_a_reason_of_many_lines_is_counted_as_browsers_count_it(client: Local) -
     assert promote(client, 4, reason="a\r\n" * 499 + "a").status_code == 303
 
 
-def test_what_a_registered_map_says_of_itself_is_not_believed(service: Local) -> None:
+def test_claims_of_a_registered_map_are_not_trusted(service: Local) -> None:
     fitted = TemperatureMap(k=5, temperature=2.0).with_info(winner=["identity"])
     body = registration(fitted, report=fitted_elsewhere()["report"])
     made = service.post("/v1/calibrators/foreign/versions", json=body, headers=bearer(service))
@@ -188,7 +188,7 @@ def test_an_alias_that_cannot_be_is_refused_before_a_plan_is_shown(client: Local
         assert answer.status_code == 422
 
 
-def test_those_who_may_not_promote_see_the_history_alone(service: Local, client: Local) -> None:
+def test_without_the_scope_only_the_history_is_shown(service: Local, client: Local) -> None:
     with signed_in(service, Scope.FIT, name="bob") as reader:
         assert reader.get(f"{HERE}/aliases/{ALIAS}").status_code == 200
         for path in (f"{HERE}/promote", ROLLBACK):

@@ -44,7 +44,7 @@ def reader(two: Local) -> Iterator[Local]:
         yield made
 
 
-def test_versions_are_told_with_their_figures_before_and_after(two: Local) -> None:
+def test_versions_have_figures_before_and_after(two: Local) -> None:
     page = two.get(PATH, headers=HTML)
     check_page(page)
     report = fitted_elsewhere()["report"]
@@ -160,7 +160,7 @@ def test_lines_to_paste_name_the_place_behind_a_proxy(two: Local) -> None:
     assert f"https://{host}/v1/calibrators" in two.get(PATH, headers=headers).text
 
 
-def test_lines_to_paste_ask_for_a_key_where_one_is_needed(reader: Local) -> None:
+def test_snippets_include_a_key_if_one_is_needed(reader: Local) -> None:
     assert "Bearer $CALIBRD_API_KEY" in reader.get(PATH).text
 
 

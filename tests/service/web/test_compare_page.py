@@ -193,7 +193,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
         ({"a": 1, "b": 2, "dataset": "ds_0"}, 404, "no such dataset"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_impossible_comparisons_are_explained(
     local: Local, asked: dict[str, Any], status: int, told: str
 ) -> None:
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_told(
     assert told in check_page(answer).words
 
 
-def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local) -> None:
+def test_a_single_version_is_compared_with_a_default(local: Local) -> None:
     def shown(**asked: int) -> str:
         words = _words(local.get(PATH, params=asked, headers=HTML).text)
         return re.search(r"Version (\d) and version (\d)", words)[0]
@@ -222,7 +222,7 @@ def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local)
     assert shown(b=1) == "Version 2 and version 1"
 
 
-def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
+def test_nothing_is_measured_without_a_chosen_dataset(local: Local) -> None:
     for _ in range(2):
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
@@ -231,14 +231,14 @@ def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
     assert "data-busy" not in page
 
 
-def test_versions_of_other_input_say_why_they_cannot_be_measured(
+def test_versions_of_other_input_explain_why_they_cannot_be_measured(
     service: Local, dataset: str
 ) -> None:
     words = _words(measured(service, a=3, b=2, dataset=dataset))
     assert "this map takes logits of 3 classes, got logits of 5" in words
 
 
-def test_a_dataset_whose_bytes_are_gone_is_told_and_tried_again(service: Local) -> None:
+def test_a_dataset_without_bytes_is_reported_and_retried(service: Local) -> None:
     body = npz(*sample(500, CLASSES, seed=9))
     id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     parts = service.app.state.parts

@@ -34,14 +34,14 @@ def judged() -> Judged:
     return hopeless()
 
 
-def test_the_map_and_the_report_say_it(judged: Judged) -> None:
+def test_the_map_and_the_report_show_it(judged: Judged) -> None:
     assert judged.map.fit_info["fallback"]["method"] == "vector"
     assert SAID in judged.report.summary()
     assert SAID in html_page.render(judged.report)
     assert SAID in judged.report._repr_html_()
 
 
-def test_pages_and_the_sdk_say_it(judged: Judged, tmp_path: Path) -> None:
+def test_pages_and_the_sdk_show_it(judged: Judged, tmp_path: Path) -> None:
     with in_process(tmp_path) as client:
         body = registration(judged.map, report=judged.report.to_dict())
         made = client.post("/v1/calibrators/c/versions", json=body)

@@ -106,7 +106,7 @@ def test_a_comparison_shows_it_as_text(client: Local) -> None:
     _check(page)
 
 
-def test_what_is_asked_for_is_shown_as_text(client: Local) -> None:
+def test_query_parameters_are_shown_as_text(client: Local) -> None:
     asked = {"/": "prefix", "/new-fit": "calibrator", f"/calibrators/{NAME}/promote": "alias"}
     for path, name in asked.items():
         _check(client.get(path, params={name: MARKUP[:60]}), is_shown=False)
@@ -117,7 +117,7 @@ def test_what_is_asked_for_is_shown_as_text(client: Local) -> None:
     assert "&gt;&lt;b&gt;" in form.text
 
 
-def test_the_name_of_who_is_signed_in_is_shown_as_text(client: Local) -> None:
+def test_the_name_of_the_key_is_shown_as_text(client: Local) -> None:
     with signed_in(client, Scope.PREDICT, name=MARKUP) as other:
         _check(other.get("/runs"))
 

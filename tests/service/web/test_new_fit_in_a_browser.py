@@ -110,13 +110,13 @@ def objects() -> bytes:
     ],
     ids=["Fortran", "objects", "big-endian", "structured", "cut", "no npy"],
 )
-def test_npy_files_that_cannot_be_joined_are_told(tab: Tab, logits: bytes, told: str) -> None:
+def test_npy_files_that_cannot_be_joined_are_refused(tab: Tab, logits: bytes, told: str) -> None:
     choose(tab, {"logits.npy": logits, "labels.npy": npy(LABELS)})
     expect(trouble(tab)).to_contain_text("logits.npy cannot be read")
     expect(trouble(tab)).to_contain_text(told)
 
 
-def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
+def test_files_that_do_not_belong_together_are_refused(tab: Tab) -> None:
     choose(tab, {"logits.npy": npy(LOGITS)})
     expect(trouble(tab)).to_contain_text("Choose logits.npy and labels.npy together")
     choose(tab, {"a.npy": npy(LOGITS), "b.npy": npy(LOGITS)})
@@ -142,7 +142,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     ],
     ids=["CSV", "one column", "with segments", "other names", "npz", "npy", "named npy"],
 )
-def test_what_the_values_are_is_asked_only_if_no_name_says_it(
+def test_the_kind_is_requested_only_if_the_name_does_not_give_it(
     tab: Tab, files: dict[str, bytes], is_asked: bool
 ) -> None:
     tab.page.evaluate("document.querySelector('#kind').hidden = false")
@@ -151,7 +151,7 @@ def test_what_the_values_are_is_asked_only_if_no_name_says_it(
     expect(trouble(tab)).to_be_hidden()
 
 
-def test_what_the_values_are_must_be_said_before_anything_is_sent(tab: Tab) -> None:
+def test_the_kind_must_be_chosen_before_anything_is_sent(tab: Tab) -> None:
     choose(tab, {"x.csv": UNNAMED})
     tab.asked.clear()
     tab.press("Upload and fit")

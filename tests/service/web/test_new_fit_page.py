@@ -119,7 +119,7 @@ def test_the_token_on_the_form_lets_its_script_upload(fitter: Local) -> None:
     assert fitter.post("/v1/datasets", content=body, headers=headers).is_success
 
 
-def test_who_may_not_fit_is_not_led_there(service: Local, local: Local) -> None:
+def test_without_the_scope_there_is_no_link_to_it(service: Local, local: Local) -> None:
     with signed_in(service, Scope.PREDICT) as reader:
         assert reader.get("/new-fit").status_code == 403
         assert "new-fit" not in reader.get("/").text

@@ -73,7 +73,7 @@ def forgive(tab: Tab, service: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
-def test_it_fits_the_window_and_keeps_nobody_out(
+def test_it_fits_the_window_and_is_accessible(
     tab: Tab, service: str, width: int, dark: bool
 ) -> None:
     open_reference(tab, service, width=width, dark=dark)
@@ -175,7 +175,7 @@ def test_documents_are_only_text_and_may_hold_themselves(tab: Tab, service: str)
     forgive(tab, service, "Content Security Policy")
 
 
-def test_a_document_that_is_missing_is_told(tab: Tab, service: str) -> None:
+def test_a_missing_document_is_reported(tab: Tab, service: str) -> None:
     tab.page.route("**/openapi.json", lambda route: route.fulfill(status=503))
     try:
         tab.open(f"{service}/docs")

@@ -121,7 +121,7 @@ def test_charts_are_those_of_the_library(client: Local) -> None:
     assert len(library.content) > 500_000
 
 
-def test_a_service_without_the_charts_extra_says_so(
+def test_a_service_without_the_charts_extra_shows_a_note(
     client: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vega, "_is_installed", lambda: False)

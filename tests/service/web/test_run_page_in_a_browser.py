@@ -99,7 +99,7 @@ def test_all_charts_are_drawn_in_the_width_there_is(
     tab.keep_picture(f"run-{width}")
 
 
-def test_the_point_under_the_mouse_tells_its_figures(tab: Tab, client: Local) -> None:
+def test_the_point_under_the_mouse_shows_its_figures(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}")
     expect_charts(tab, 5)
     tab.page.locator(".drawing .mark-symbol path[aria-label*='bin: 7;']").first.hover(force=True)

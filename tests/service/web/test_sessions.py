@@ -209,7 +209,7 @@ def test_its_own_pages_can(admin: Local) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/jobs?cursor=a%26b", "/keys", "/runs/a%20b"])
-def test_who_is_not_signed_in_is_led_there_and_on(browser: Local, path: str) -> None:
+def test_signing_in_is_required_and_returns_to_the_page(browser: Local, path: str) -> None:
     answer = browser.get(path, headers=HTML)
     assert answer.status_code == 303
     form = answer.next_request
@@ -274,7 +274,7 @@ def test_a_form_of_an_ended_session_leads_to_sign_in_and_back(browser: Local) ->
     assert answer.headers["location"].endswith("?ended=1&next=/")
 
 
-def test_paths_that_there_are_not_are_told_as_pages_to_people(admin: Local) -> None:
+def test_unknown_paths_show_a_page_to_people(admin: Local) -> None:
     for path, status in (("/nope", 404), ("/sign-out", 405)):
         page = admin.get(path, headers=HTML)
         assert (page.status_code, page.headers["content-type"][:9]) == (status, "text/html")

@@ -155,7 +155,7 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
         ("[" * 5000, ""),
     ],
 )
-def test_what_is_wrong_is_told_beside_what_was_written(user: Local, rows: str, told: str) -> None:
+def test_errors_are_shown_beside_the_input(user: Local, rows: str, told: str) -> None:
     answer = user.post("/calibrators/fashion/try", data={"rows": rows})
     assert answer.status_code == 422
     shell = check_page(answer)
@@ -224,7 +224,7 @@ def test_rows_are_the_same_in_every_form(rows) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("0123456789.eE+-,;[] \nxn_", max_size=200), st.sampled_from([2, 3]))
-def test_whatever_is_pasted_is_rows_or_told(text, k) -> None:
+def test_any_pasted_text_is_rows_or_an_error(text, k) -> None:
     with suppress(Invalid):
         rows = rows_of(text, k)
         assert rows.ndim == 2

@@ -132,7 +132,7 @@ def test_everything_it_leads_to_within_the_api_is_there(reader: Local) -> None:
         assert reader.get(one).status_code == 200
 
 
-def test_a_version_without_a_report_says_so_and_shows_the_rest(reader: Local) -> None:
+def test_a_version_without_a_report_shows_a_note_and_the_rest(reader: Local) -> None:
     answer = reader.get(NO_REPORT)
     shell = check_page(answer)
     assert "registered without a report" in shell.words
@@ -151,7 +151,7 @@ def test_a_version_without_a_report_says_so_and_shows_the_rest(reader: Local) ->
         ("/calibrators/Fashion/versions/1", "there is no calibrator 'Fashion'"),
     ],
 )
-def test_what_is_not_there_is_said(reader: Local, path: str, said: str) -> None:
+def test_missing_versions_are_reported(reader: Local, path: str, said: str) -> None:
     answer = reader.get(path)
     assert answer.status_code == 404
     assert said in check_page(answer).words
@@ -246,7 +246,7 @@ def test_candidates_of_auto_are_a_table(local: Local) -> None:
 
 
 @pytest.mark.parametrize("odd", [5, True, "all", [{"method": ["a"]}], [1, {}], {"a": 1}])
-def test_what_a_map_made_elsewhere_says_of_itself_may_be_anything(local: Local, odd: Any) -> None:
+def test_fit_info_of_registered_maps_may_be_anything(local: Local, odd: Any) -> None:
     info = {"candidates": odd, "warnings": odd, "left_out": odd, "segments": odd}
     fitted = TemperatureMap(k=3, temperature=2.0, fit_info=info)
     answer = local.post("/v1/calibrators/fashion/versions", json=registration(fitted))

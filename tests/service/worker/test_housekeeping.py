@@ -132,7 +132,7 @@ def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place
     within(2, ended_after)
 
 
-def test_a_fit_hears_of_its_cancellation_after_an_error(place: Place) -> None:
+def test_a_fit_notices_its_cancellation_after_an_error(place: Place) -> None:
     job = begun(place)
     fit = job.fit
     with capture_logs() as logged, hooks(place, job) as running:

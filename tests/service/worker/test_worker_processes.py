@@ -79,7 +79,7 @@ def test_a_failure_has_its_code_and_no_version(place: Place, crew: Crew) -> None
     assert place.versions_of(fit) == []
 
 
-def test_a_running_fit_tells_its_progress_and_is_cancelled_within_two_seconds(
+def test_a_running_fit_reports_progress_and_is_cancelled_within_two_seconds(
     place: Place, crew: Crew
 ) -> None:
     def cancelled_after() -> float:
