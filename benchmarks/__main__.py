@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: all topics, one table each, exit code 1 if a target is missed."""
+"""`python -m benchmarks`: run the topics and print a table for each; exit code 1 for missed targets."""
 
 import argparse
 import json
@@ -150,7 +150,7 @@ def main() -> int:
 
 
 def verdict(results: Results, quick: bool) -> int:
-    """Return the exit code; small sizes say nothing about speed and only have to run."""
+    """Return the exit code; with small sizes, targets are not judged."""
     write()
     for topic in results.topics:
         for target in topic.targets:

@@ -1,4 +1,4 @@
-"""Topic 10: the pages of the dashboard over a full database, embedded and on PostgreSQL."""
+"""Topic 10: the dashboard's pages with a large database, embedded and on PostgreSQL."""
 
 import statistics
 import sys
@@ -78,7 +78,7 @@ def _measure(
 
 
 def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
-    """Create, as users do, the calibrator whose pages are measured; return their path fields."""
+    """Create the measured calibrator over the API; return the path fields of its pages."""
     from helpers.live_service import NPZ, npz, sample
     from helpers.workspace_contents import ALIAS, CLASSES, fitted_elsewhere
 

@@ -1,4 +1,4 @@
-"""Topic 5: peak memory of a fit, each in a fresh process, as a multiple of the logits' bytes."""
+"""Topic 5: peak memory of a fit in a new process, as a multiple of the logits' bytes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Topic 6: predict over HTTP, against an empty endpoint of the same app and against LitServe."""
+"""Topic 6: predict over HTTP, compared with an empty endpoint of the same app and LitServe."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, seconds: float) -> Iterab
 
 
 def compare(rows: int, classes: int, connections: int, rounds: int, seconds: float) -> Topic:
-    """Measure the responses per second of our service and its rivals."""
+    """Measure the responses per second of our service and its competitors."""
     logits = np.random.default_rng(0).normal(size=(rows, classes)).astype(np.float32)
     npy, text = _npy(logits), _json(logits)
     path = "/v1/calibrators/bench@1/predict"
