@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: run the topics and print a table for each; exit code 1 for missed targets."""
+"""Run the benchmarks and print a table for each topic: `python -m benchmarks`.
+
+The exit code is 1 if a target is missed.
+"""
 
 import argparse
 import json
