@@ -54,7 +54,7 @@ def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Top
         ],
         f"objectives in float64 on the same features; the same minimum means within "
         f"{SAME_MINIMUM:g} of the smallest, {floor:.9f}; our time includes the checks, the "
-        "temperature and the features, which the rivals are given",
+        "temperature and the features, which are given to the other solvers",
     )
 
 

@@ -83,9 +83,10 @@ def _topic(rows: int, classes: int, connections: int, found: dict[str, list[floa
         f"predict over HTTP, {rows} x {classes}, {connections} connection(s)",
         table,
         targets,
-        "one uvicorn process and one LitServe API server with one worker, the load from a third "
-        "process; the empty POST is a Starlette route of the same app that reads the same body and "
-        "returns nothing; medians of alternating rounds, ratios are taken round by round",
+        "one uvicorn process and one LitServe API server with one worker, with the load from a "
+        "third process; the empty POST is a Starlette route of the same app that reads the same "
+        "body and returns nothing; figures are medians of alternating rounds, and ratios are "
+        "computed round by round",
     )
 
 

@@ -74,11 +74,11 @@ def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True
         + ("" if judged else ": nothing to learn beyond TS, not judged"),
         rows,
         _targets(measured, reached, objective) if judged else [],
-        f"our initial weights, seed {SEED}; the objective at the TS start is "
-        f"{reference.soft_calibration_error(before, correct):.6f}; "
-        "differences are from autograd in float64, from which float32 itself differs; "
-        "confidences are exact softmaxes; our time includes the "
-        "checks and the TS fit, autograd is given T_TS",
+        f"all methods start from our initial weights with seed {SEED}; the objective at the TS "
+        f"start is {reference.soft_calibration_error(before, correct):.6f}; differences are "
+        "relative to autograd in float64, from which autograd in float32 differs as well; "
+        "confidences are exact softmaxes; our time includes the checks and the TS fit, while "
+        "autograd is given T_TS",
     )
 
 

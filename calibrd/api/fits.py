@@ -116,9 +116,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         Give each method by name or as ``(name, parameters)``. ``wait`` waits for the result.
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
-            raise TypeError(
-                "a fit takes either two arrays, logits and labels, or dataset=, but not both"
-            )
+            raise TypeError("a fit takes either logits and labels or dataset=, but not both")
         more = any(one is not None for one in (segments, features, head))
         if dataset is not None and (delete_after_fit or kind != "logits" or more):
             raise TypeError(

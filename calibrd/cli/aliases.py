@@ -21,7 +21,7 @@ def add_to(add_command: AddCommand) -> None:
         "version", metavar="VERSION", help="version number, or another alias"
     )
     _add_alias_flag(promote_parser)
-    promote_parser.add_argument("--reason", default="", help="recorded in the history")
+    promote_parser.add_argument("--reason", default="", help="reason, recorded in the history")
     promote_parser.add_argument(
         "--force",
         action="store_true",
@@ -30,7 +30,7 @@ def add_to(add_command: AddCommand) -> None:
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
     _add_alias_flag(rollback_parser)
-    rollback_parser.add_argument("--reason", default="", help="recorded in the history")
+    rollback_parser.add_argument("--reason", default="", help="reason, recorded in the history")
     history_parser = add_command("history", history, "list the moves of an alias, newest first")
     history_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
     _add_alias_flag(history_parser)

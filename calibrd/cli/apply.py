@@ -32,12 +32,12 @@ def add_to(add_command: AddCommand) -> None:
         "--output-column",
         default="probabilities",
         metavar="NAME",
-        help="name of the output; unused for .npy [probabilities]",
+        help="name of the output array or column; not used for .npy [probabilities]",
     )
     out.add_argument(
         "--columns-out",
         action="store_true",
-        help="one column per class in tables: probabilities_0, ...",
+        help="write one column per class in tables: probabilities_0, ...",
     )
     out.add_argument(
         "--predictions",

@@ -171,7 +171,9 @@ def _common_flags() -> _Parser:
     group.add_argument(
         "--json", action="store_true", help="print one JSON document on stdout, even for an error"
     )
-    group.add_argument("--quiet", "-q", action="store_true", help="no notes and no progress bars")
+    group.add_argument(
+        "--quiet", "-q", action="store_true", help="suppress notes and progress bars"
+    )
     group.add_argument("--url", help="URL of the service [CALIBRD_URL, or http://127.0.0.1:8000]")
     group.add_argument(
         "--api-key",
@@ -185,6 +187,6 @@ def _common_flags() -> _Parser:
         help="how long to retry while the service is unavailable [5, fit: 30]",
     )
     group.add_argument(
-        "--traceback", action="store_true", help="show where an error came from, for bug reports"
+        "--traceback", action="store_true", help="print the traceback of an error, for bug reports"
     )
     return flags

@@ -135,7 +135,7 @@ def note_segments(context: CommandContext, known: int, rows: int) -> None:
 
 def add_limit_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that limits a list."""
-    parser.add_argument("--limit", type=_count, metavar="N", help="list at most N")
+    parser.add_argument("--limit", type=_count, metavar="N", help="list at most N items")
 
 
 def seconds(text: str) -> float:
@@ -172,7 +172,7 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
         group.add_argument(
             "--kind",
             choices=["logits", "probabilities"],
-            help="kind of the values; the array names of an npz imply it [logits]",
+            help="kind of the values; in an npz, the name of the array implies it [logits]",
         )
 
 

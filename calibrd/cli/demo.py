@@ -50,7 +50,7 @@ def add_to(add_command: AddCommand) -> None:
         type=Path,
         default=Path("calibrd-demo.html"),
         metavar="FILE",
-        help="the page to write [calibrd-demo.html]",
+        help="report page to write [calibrd-demo.html]",
     )
 
 

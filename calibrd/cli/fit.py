@@ -65,9 +65,11 @@ def add_to(add_command: AddCommand) -> None:
         help="share of the rows held out for judging [0.2, or cross-fitting below 1,000 rows]",
     )
     parser.add_argument(
-        "--evaluation", metavar="FILE", help="judge on the rows of this file instead"
+        "--evaluation",
+        metavar="FILE",
+        help="judge on the rows of this file instead of held-out rows",
     )
-    parser.add_argument("--description", default="", help="stored with the version")
+    parser.add_argument("--description", default="", help="text, stored with the version")
     parser.add_argument("--promote", metavar="ALIAS", help="point this alias at the new version")
     parser.add_argument(
         "--local",
@@ -245,7 +247,7 @@ def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> M
             )
         except Exception as error:
             for one in made:
-                error.add_note(f"{one.reference} ({one.method}) was created before this")
+                error.add_note(f"{one.reference} ({one.method}) had already been created")
             raise
         made.append(version)
     if len(made) < 2:

@@ -56,7 +56,7 @@ class Decision(NamedTuple):
         level = f"{100 * self.interval.level:g} %"
         return (
             f"The {METRICS[self.metric]} is {value}, with a {level} interval from {low} to {high}; "
-            f"its limit is {_percent(self.limit)}: {_name(self.gate)}."
+            f"the limit is {_percent(self.limit)}: {_name(self.gate)}."
         )
 
 

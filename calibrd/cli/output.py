@@ -195,7 +195,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
         case _:
             code = "unexpected"
             message = f"{type(error).__name__}: {message}"
-            hint = "this is a bug: run it again with --traceback and report the output"
+            hint = "this is a bug: run the command again with --traceback and report the output"
     return {
         "code": code,
         "message": message,

@@ -18,7 +18,7 @@ def add_to(add_command: AddCommand) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="a page (.html), JSON (.json) or a chart (.svg, .png)",
+        help="file to write: a page (.html), JSON (.json) or a chart (.svg, .png)",
     )
 
 

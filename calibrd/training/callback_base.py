@@ -136,7 +136,8 @@ class SteeringCallback(CallbackBase):
             steered = loss
         if not isinstance(steered, AdaFocalLoss):
             raise ValueError(
-                f"loss must be adafocal or calfocal to be steered, got {_name_of(steered)}"
+                f"loss must be adafocal or calfocal, which adapt to calibration, "
+                f"got {_name_of(steered)}"
             )
         self.loss = steered
         options = {"budget": budget, "fresh": fresh, "folder": folder}
@@ -193,7 +194,7 @@ def _checked_loss(loss: Loss) -> Loss:
     inner = getattr(loss, "calibration", loss)  # of RefCal
     if isinstance(inner, AdaFocalLoss):
         raise ValueError(
-            f"a monitor cannot steer {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
+            f"a monitor cannot update {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
         )
     return loss
 

@@ -47,7 +47,7 @@ def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
     assert code == 0
     assert words.startswith("PASS: ")
     assert "20,000 rows" in words
-    assert "its limit is 3.00 %: pass" in words
+    assert "the limit is 3.00 %: pass" in words
     assert "The whole interval of the calibration error is within the limit" in words
     code, words = gated(drawn(20_000, temperature=6.0), 0.03)
     assert code == 1
@@ -98,9 +98,9 @@ def test_the_ece_itself_is_limited_by_its_own_interval(gated: Any) -> None:
 def test_with_both_limits_both_must_pass(gated: Any) -> None:
     code, words = gated(drawn(20_000, temperature=2.0), 0.03, "--max-ece", 0.001)
     assert code != 0
-    assert "its limit is 3.00 %: pass" in words
+    assert "the limit is 3.00 %: pass" in words
     assert "The ECE (15 equally wide bins) is" in words
-    assert "its limit is 0.10 %" in words
+    assert "the limit is 0.10 %" in words
     code, out = gated(drawn(20_000, temperature=6.0), 0.9, "--max-ece", 0.03, "--json")
     assert (code, json.loads(out)["decided_by"]) == (1, "ece")
 

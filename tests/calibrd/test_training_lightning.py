@@ -160,7 +160,9 @@ def test_which_losses_are_steered() -> None:
         == "calfocal"
     )
     for other in ("seca", make_loss("seca")):
-        with pytest.raises(ValueError, match="adafocal or calfocal to be steered, got seca"):
+        with pytest.raises(
+            ValueError, match="adafocal or calfocal, which adapt to calibration, got seca"
+        ):
             callbacks.AdaFocalCallback(None, run="loss-by-name", loss=other)
 
 
