@@ -19,7 +19,7 @@ from benchmarks.rivals import as_float64_probabilities, sklearn
 from benchmarks.timing import silence
 
 TRACE = 1e-6
-AHEAD = 1e-4  # the most by which ours exceeds a tie
+AHEAD = 1e-4  # how far ours may exceed a tie
 NO_PRIORS = {"diagonal": TRACE, "intercept": TRACE, "tolerance": 1e-9}
 
 
@@ -227,7 +227,7 @@ def _rows(sample: data.Sample) -> Rows:
 def _apart_on_top(mine: np.ndarray, theirs: np.ndarray, new: Rows) -> np.ndarray:
     """Return the differences for the predicted class; ours stops at a tie, keeping the class."""
     second, top = np.sort(new.probabilities, axis=1)[:, -2:].T
-    ratio = second / (1 - top)  # the second class's share of what is left
+    ratio = second / (1 - top)  # the second class's share of the remainder
     tie = ratio / (1 + ratio)
     apart = np.abs(mine.max(1) - np.maximum(theirs, tie))
     return np.where(theirs > tie, apart, np.maximum(apart - AHEAD, 0))

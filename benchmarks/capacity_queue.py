@@ -72,7 +72,8 @@ def _other_workspace(site: Site) -> Iterator[httpx.Client]:
     ours, theirs = (_key(site, name) for name in ("default", "other"))
     site.client.headers["Authorization"] = f"Bearer {ours}"
     with site.running.client(theirs) as client:
-        while client.get("/v1/fits").status_code != httpx.codes.OK:  # until the keys are in effect
+        # wait until the keys are in effect
+        while client.get("/v1/fits").status_code != httpx.codes.OK:
             time.sleep(0.5)
         yield client
 

@@ -17,7 +17,7 @@ import psutil
 from benchmarks import data
 
 ROOT = Path(__file__).parents[1]
-STATISTICS_SECONDS = 1.5  # until PostgreSQL's counters are up to date
+STATISTICS_SECONDS = 1.5  # wait until PostgreSQL's counters are up to date
 
 
 class Site:

@@ -109,7 +109,7 @@ def _fill(client: Any, calibrators: int, versions: int) -> None:
         for place in range(calibrators):
             name, id = CALIBRATOR.format(place), f"cb_{place}"
             if name == line["name"]:
-                continue  # the one that is measured
+                continue  # the measured calibrator
             mine = {"calibrator": id}
             made = {"created_at": 1e9 + place, "status": "succeeded", "calibrator_name": name}
             execute = store.session.execute

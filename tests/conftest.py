@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-# a file that takes long and begins last leaves the other processes of `make test` without work
+# if a long file began last, the other processes of `make test` would be idle
 LONGEST_FIRST = (
     "service/worker/test_worker_processes.py",
     "calibrd/test_documents.py",

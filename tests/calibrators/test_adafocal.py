@@ -119,7 +119,7 @@ def test_the_same_many_rows_in_cells():
     confidence = np.split(1 / (1 + np.exp(-odds[order])), _cuts(len(odds)))
     means = np.array([part.mean() for part in confidence])
     gaps = means - [part.mean() for part in np.split(correct[order], _cuts(len(odds)))]
-    assert (20 * gaps > np.log(0.2)).all()  # no gamma comes to a bound or a switch
+    assert (20 * gaps > np.log(0.2)).all()  # no gamma reaches a bound or a switch
     assert (20 * gaps < np.log(20)).all()
     far = np.abs(statistics.equal_mass(BINS).mean_confidence - means).max()
     off = np.abs(state.gammas / np.exp(20 * gaps) - 1).max()

@@ -79,7 +79,8 @@ def test_equal_mass_bins_are_those_of_the_sorted_rows(law, bins):
         (in_cells(top).tied_rows().equal_mass(bins), 3e-5, 3.0),
     ):
         far = np.abs(found.mean_confidence - exact.mean_confidence).max()
-        told_apart = exact.upper < 1 - 1e-12  # beyond, confidences are tied that log-odds are not
+        # beyond this, confidences are tied although log odds are not
+        told_apart = exact.upper < 1 - 1e-12
         hits = np.abs(found.correct_sum - exact.correct_sum)[told_apart].max(initial=0)
         sys.stdout.write(f"{law}, {bins} bins: C_b off by {far:.1e}, hits by {hits:.2f}\n")
         assert far <= most

@@ -172,7 +172,7 @@ def test_with_class_changes_the_likelihood_decides() -> None:
     rng = np.random.default_rng(3)
     truth = rng.normal(size=(3000, 4)) * 2
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
-    swapped = truth[:, [1, 0, 2, 3]]  # two columns the wrong way round
+    swapped = truth[:, [1, 0, 2, 3]]  # two columns swapped
     names = ("temperature", "isotonic", "matrix")
     fitted = Auto(candidates=names, allow_class_change=True).fit(CalibrationSet(swapped, labels))
     assert (fitted.method, fitted.fit_info["score"]) == ("matrix", "nll")
@@ -276,7 +276,7 @@ def test_the_report_says_how_long_each_candidate_took() -> None:
 
 
 def test_the_base_is_there_whatever_is_named() -> None:
-    data = draw(2000, 4)  # three times too large, which a temperature mends
+    data = draw(2000, 4)  # three times too large, which a temperature corrects
     with pytest.warns(OutOfTime, match="too short for: spline"):
         fitted = Auto(candidates=("spline",), budget=1e-9).fit(data)
     assert (fitted.method, fitted.fit_info["baseline"]) == ("additive", "additive")

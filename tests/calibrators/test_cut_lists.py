@@ -20,8 +20,8 @@ from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 
-# identity shows a model as it is: how much of its probability was cut, no label says
-# features are not cut with the probabilities: a method that needs them reads more than these lists
+# identity leaves the model unchanged, and labels do not reveal the truncated probability
+# features are not truncated, so methods that need them know more than these lists
 METHODS = sorted(
     name
     for name, recipe in all_methods().items()
@@ -73,7 +73,7 @@ def points_lost(name: str, k: int, kept: int, **how: Any) -> float:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("k", "kept"), [(4, 2), (10, 3)])
 def test_a_cut_costs_half_a_point_of_ece_at_most(name: str, k: int, kept: int) -> None:
-    # the search of CTS for the lowest ECE on the fit rows has steps of its own
+    # CTS searches the lowest ECE on the fit rows in steps of its own
     assert points_lost(name, k, kept) <= (0.75 if name == "cts" else 0.5)
 
 
@@ -126,7 +126,7 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | No
     data = CalibrationSet.from_probabilities(rows, labels[:50], rounding=0.05, warn=False)
     np.testing.assert_allclose(fitted.apply_set(data), whole, atol=2e-6)
     if name != "segmented":
-        assert export(fitted)  # proved on cut rows
+        assert export(fitted)  # verified on truncated rows
 
 
 def test_the_warning_and_the_report_describe_the_change() -> None:

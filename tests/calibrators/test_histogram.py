@@ -35,7 +35,7 @@ def test_bins_agree_with_scipy(binning: str) -> None:
     )
     expected, _, place = binned_statistic(confidence, hits, bins=edges)
     given = fitted.accuracy[np.searchsorted(fitted.edges, logit(confidence))]
-    # a quantile may put the row it falls on into the other bin
+    # a row on a quantile may fall into either bin
     assert (np.abs(given - expected[place - 1]) > 0.01).mean() < 0.005
     if binning == "width":
         np.testing.assert_allclose(given, expected[place - 1], atol=1e-12)
@@ -151,7 +151,7 @@ def test_onnx_agrees_on_the_real_sample(recipe: Histogram | HistogramOneVsRest) 
     session = onnxruntime.InferenceSession(onnx.export(fitted))
     (given,) = session.run(None, {"logits": rows})
     off = np.abs(given - fitted.apply(rows)).max(axis=1)
-    assert (off > 1e-6).sum() <= 1  # a row within a rounding of an edge may fall on its other side
+    assert (off > 1e-6).sum() <= 1  # a row within rounding of an edge may fall on either side
 
 
 def test_maps_that_make_no_sense() -> None:

@@ -56,7 +56,7 @@ def test_agrees_with_scikit_learn_on_any_rows(rows: list[tuple[int, bool]], more
 
 def test_agrees_with_scikit_learn_on_many_rows() -> None:
     rng = np.random.default_rng(0)
-    # closer ones would count as equal, which they do not in scikit-learn
+    # closer values would count as equal, unlike in scikit-learn
     scores = rng.permutation(300_000) / 300_000 + 1e-6
     right = (rng.random(300_000) < scores**3).astype(np.float64)
     found = rising_function(scores, right)

@@ -22,7 +22,7 @@ from calibrators.losses.registry import make_loss
 from calibrators.losses.seca import AloneInClass
 from calibrators.losses.selective_risk import confidence_score
 
-# losses with terms that carry no gradient: what they are with those terms frozen at `at`
+# losses with stop-gradient terms, whose values are frozen at `at`
 SMOOTH = 1e-6
 
 
@@ -293,7 +293,7 @@ def test_a_gamma_that_pushes_the_wrong_way_is_warned_of() -> None:
         logits = torch.stack([torch.linspace(-6, 6, 400), torch.zeros(400)], dim=1)
         leaf = logits.double().requires_grad_()
         loss(leaf, torch.zeros(400, dtype=torch.long)).backward()
-        assert bool((leaf.grad[:, 0] > 0).any()) is is_wrong  # up with the loss as the logit grows
+        assert bool((leaf.grad[:, 0] > 0).any()) is is_wrong  # the loss increases with the logit
 
 
 @pytest.mark.parametrize("as_published", [False, True])

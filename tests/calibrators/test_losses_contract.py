@@ -202,7 +202,7 @@ def test_second_derivatives_against_finite_differences(name: str) -> None:
         where = where.clone().requires_grad_()
         return torch.autograd.grad(loss(where, labels, **more), where)[0]
 
-    if "seca" in name:  # the target is held
+    if "seca" in name:  # the target has no gradient
         p = torch.softmax(logits, dim=1)
         along = p * (direction - (p * direction).sum(dim=1, keepdim=True))
         torch.testing.assert_close(found, 2 * along / ROWS, rtol=1e-6, atol=1e-9)

@@ -47,7 +47,7 @@ def test_right_predictions_are_rejected_no_more_often_than_allowed(
     spread = np.std(rates) / math.sqrt(len(rates))
     assert np.mean(rates) <= miscoverage + 3 * spread
     assert np.mean(rates) >= miscoverage - 3 * spread - 2 / (0.6 * n)
-    # 5 % of the draws at most lie above the bound of Hoeffding
+    # at most 5 % of the draws lie above Hoeffding's bound
     assert np.mean(np.array(rates) > limits) <= 0.05
 
 

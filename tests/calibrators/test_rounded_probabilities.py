@@ -21,7 +21,7 @@ from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 from calibrators.rounding import GridFinder, Zeros, step_of
 
-# features are not rounded with the probabilities: a method that needs them reads more than these
+# features are not rounded, so methods that need them know more than the probabilities
 METHODS = sorted(name for name, recipe in all_methods().items() if not recipe.needs_features)
 STEPS = (0.1, 0.05, 0.01, 0.001, 1e-4)
 CLASSES = (2, 4, 10)
@@ -183,7 +183,7 @@ def test_sums_may_be_off_by_what_rounding_does() -> None:
 def test_a_declared_rounding_is_taken() -> None:
     p, labels = drawn(1000, 4, 1)
     given = rounded(p, 0.01)
-    normal = given / given.sum(axis=1, keepdims=True)  # which hides the step
+    normal = given / given.sum(axis=1, keepdims=True)  # this hides the step
     assert step_of(normal) == 0
     data = CalibrationSet.from_probabilities(normal, labels, rounding=0.01, warn=False)
     found = CalibrationSet.from_probabilities(given, labels, warn=False)
@@ -210,7 +210,7 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str) -> None:
     data = CalibrationSet.from_probabilities(rows, labels[:50], rounding=0.05, warn=False)
     np.testing.assert_allclose(fitted.apply_set(data), whole, atol=2e-6)
     if name != "segmented":
-        assert export(fitted)  # proved on rows with zeros
+        assert export(fitted)  # verified on rows with zeros
 
 
 def test_older_archives_have_no_rounding() -> None:

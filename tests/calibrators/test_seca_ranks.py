@@ -32,7 +32,7 @@ def rank(number: int, folder: str) -> None:
         loss = SECALoss(all_ranks=all_ranks)(leaf, labels)
         loss.backward()
         found[all_ranks] = (loss.detach(), leaf.grad)
-    if number == 0:  # alone: only training waits for the other ranks
+    if number == 0:  # on this rank only, because only training waits for the other ranks
         found["eval"] = (SECALoss().eval()(logits, labels), None)
     torch.save(found, f"{folder}/{number}.pt")
     distributed.destroy_process_group()

@@ -47,7 +47,8 @@ def losses(sizes: Sizes, tau: float, seeds: int) -> dict[str, float]:
         data, truth = drawn(sizes, tau, seed)
         shrunk = Segmented().fit(data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BoundarySolution)  # small segments, all of them right
+            # small segments with only correct predictions
+            warnings.simplefilter("ignore", BoundarySolution)
             own = Segmented(shrinkage="none").fit(data)
         assert isinstance(shrunk, SegmentedMap)
         assert isinstance(own, SegmentedMap)

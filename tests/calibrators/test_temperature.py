@@ -151,7 +151,7 @@ def test_ece_em_on_tenths_is_the_selection_of_the_adafocal_paper() -> None:
         assert fitted.temperature == pytest.approx(grid[int(np.argmin(values))])
         assert np.argsort(values)[1] != int(np.argmin(values))
         refined = TemperatureScaling(objective="ada_ece").fit(data)
-        # ECE is jagged: the refined grid may miss a dent between its points
+        # the ECE is not smooth: the refined grid may miss a minimum between its points
         assert equal_mass_ece(refined.temperature, data) <= min(values) + 2e-3
 
 

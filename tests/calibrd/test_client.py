@@ -100,7 +100,7 @@ def test_both_sides_of_a_fork_get_their_own_answers(client: calibrd.Client) -> N
     for temperature in (2.0, 3.0):
         client.register("both-sides", fitted(temperature))
     with faulty_line(client.url) as line:
-        line.before = lambda asked: time.sleep(0.005)  # both are asking at the same time
+        line.before = lambda asked: time.sleep(0.005)  # both send requests at the same time
         done = subprocess.run(
             [sys.executable, "-c", BOTH_SIDES, line.url], capture_output=True, text=True, timeout=60
         )

@@ -77,7 +77,7 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     done = calibrd(*fitting, "--local", "--param", "objective=nll", "--seed", 3, "--json")
     made = done.document
     assert made["version"]["number"] == 2
-    assert made["version"]["dataset_sha256"] is None  # no row has left
+    assert made["version"]["dataset_sha256"] is None  # no rows were sent
     assert made["report"]["verdict"] == "improved"
     assert made["alias"] is None
 
@@ -88,7 +88,8 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins", "AUROC"):
         assert title in done.out
     figures = calibrd(*promoting, "--json").document["figures"]
-    assert figures["metrics"]["nll"]["change"]["high"] < 0  # against the model: no row has left
+    # compared with the model: no rows were sent
+    assert figures["metrics"]["nll"]["change"]["high"] < 0
     assert figures["against"] is None
     assert calibrd("rollback", "cli").out == "cli@production is version 1 again\n"
     moves = calibrd("history", "cli", "--json").document
@@ -172,7 +173,7 @@ def test_a_map_from_a_stale_cache_causes_a_note(
 def test_a_refused_promotion_names_the_version_that_was_made(
     calibrd: Any, val: Path, at: str
 ) -> None:
-    # 30 rows cannot judge
+    # 30 rows are too few for a verdict
     asked = ("fit", val, "--name", "same", "--method", "identity", "--held-out", 0.05)
     done = calibrd(*asked, "--promote", "production", "--json")
     assert done.code == 3

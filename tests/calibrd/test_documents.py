@@ -14,7 +14,7 @@ from helpers.documents import Block, blocks_of
 from helpers.live_service import ROOT, Running, wait_until
 
 SECONDS = 240
-# what a reader is told that the lines print
+# output that the documents promise
 SAID = {
     "docs/how-to/use-the-sdk.md": ("no_such_alias 404",),
     "docs/reference/command-line.md": (),
@@ -57,7 +57,7 @@ NOT_RUN = {
     "python lightning": "tests/calibrd/test_training_lightning.py runs it",
     "python transformers": "tests/calibrd/test_training_huggingface.py runs it",
 }
-# how blocks begin that are run by hand, or would start what these tests are part of
+# first lines of blocks that are run by hand, or that would run these tests
 BY_HAND = ("import ray\n", "make serve ", "make wheel ")
 
 

@@ -136,7 +136,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 def route_of(asked: Asked, routes: set[str]) -> str:
     """Return the route of a request, by the path templates of the OpenAPI document."""
-    # the one with fewest parameters first: parts/presigned is no parts/{number}
+    # fewest parameters first, because parts/presigned also matches parts/{number}
     for route in sorted(routes, key=lambda route: route.count("{")):
         method, path = route.split(" ")
         pattern = re.sub(r"\\\{\w+\\\}", "[^/@]+", re.escape(path))

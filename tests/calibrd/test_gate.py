@@ -61,7 +61,7 @@ def test_what_cannot_be_decided_is_not(gated: Any) -> None:
     assert code == 2
     assert words.startswith("INSUFFICIENT DATA: ")
     assert "would be enough" in words
-    # plainly overconfident, or plainly within: 99 rows are too few all the same
+    # clearly overconfident or clearly within the limit: 99 rows are still too few
     for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
         code, words = gated(drawn(99, temperature), limit)
         assert code == 2

@@ -162,7 +162,7 @@ def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_a
 
     with pytest.raises(NotCalibrd, match="bytes that this call allows"):
         asyncio.run(ask()) if is_async else client.methods()
-    # what is under way in the sockets comes on top
+    # data in the sockets' buffers comes on top
     assert server.sent_bytes < MAX_BYTES + (16 << 20)
 
 
@@ -223,7 +223,7 @@ def test_a_redirect_is_not_followed(server: Hostile, client: calibrd.Client) -> 
             server.answers["/v1/methods"] = Chosen(lambda: [b""], status, there)
             with pytest.raises(NotCalibrd, match="redirects to"):
                 client.methods()
-        assert other.seen == []  # and so nobody there has the key
+        assert other.seen == []  # so the other server never gets the key
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_killed_while_it_loads_the_cache_serves(
         local = hasty.load("fallback", model="sha256:a", refresh=0.05)
         assert local.is_stale
         before = threading.active_count()
-        time.sleep(0.5)  # several looks in vain
+        time.sleep(0.5)  # several unsuccessful polls
         gc.disable()
         try:
             del local
@@ -211,6 +211,6 @@ def test_a_revoked_key_is_reported_and_not_hidden_by_the_cache(
             assert "keyed@production: keeping version 1" in warning
             with pytest.raises(Unauthenticated):
                 reader.load("keyed")
-        # what one key has loaded another does not find
+        # keys do not share cached maps
         with pytest.raises(Unauthenticated):
             client.load("keyed")

@@ -24,7 +24,7 @@ from calibrd import errors
 from calibrd.transport.connection import Connection
 from calibrd.transport.flows import Pause, Response, Send
 
-LOGITS, LABELS = sample(seed=2101)  # which no other test uploads
+LOGITS, LABELS = sample(seed=2101)  # no other test uploads this
 FITTED = TemperatureScaling().fit(CalibrationSet(LOGITS, LABELS))
 FORCED = {"force": True, "reason": "it has no report"}
 BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h1>")
@@ -170,7 +170,7 @@ def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLi
 
 
 def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None:
-    # before the service hears of it: a key would close the shared service to all others
+    # before it reaches the service, where a key would lock out all other tests
     line.before = lambda asked: lose() if asked.method == "POST" else None
     for ask in (lambda: over.create_key("a", ["fit"]), lambda: over.rotate_key("b")):
         with pytest.raises(errors.MaybeDone, match=r"client\.keys\(\)"):

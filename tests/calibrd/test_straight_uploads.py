@@ -66,7 +66,7 @@ def test_parts_go_straight_to_the_store_and_the_key_does_not(
     assert all(one.headers["authorization"] == f"Bearer {token}" for one in line.asked)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"PUT {store.url}" in one for one in logged) == len(sent)
-    # what may be written with a signature is nobody's business who reads logs
+    # signed URLs must not appear in logs, because they allow writing
     assert not any("X-Amz-Signature" in one for one in logged)
 
 

@@ -166,7 +166,7 @@ def test_lost_responses_are_requested_again(
     state, _ = trained(line.url, "lost-answers")
     assert state == wanted
     with AdaFocal(line.url, run="lost-answers", rate=3.0, budget=30):
-        pass  # sends what is left, if anything is
+        pass  # sends any unsent steps
     assert line_of(client, "lost-answers") == [1, 2, 3]
 
 
@@ -197,7 +197,7 @@ def test_the_next_process_sends_what_is_left_and_continues_from_it(
     first, second, third = passes(3)
     with faulty_line(service.url) as line:
         line.before = lambda asked: lose() if is_away.is_set() else None
-        for batch in (first, second):  # two jobs that never reach it
+        for batch in (first, second):  # two jobs that never reach the service
             with AdaFocal(line.url, run="left", budget=BUDGET, rate=3.0) as job:
                 stepped(job, batch)
         assert job.state.step == 2

@@ -43,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> Any:
-    import transformers  # here, and not by all who collect tests
+    import transformers  # imported here, so that collecting tests does not load it
 
     torch.manual_seed(0)
     arguments = transformers.TrainingArguments(
@@ -127,7 +127,7 @@ def test_a_monitor_creates_a_loss_by_name_and_notifies_it_of_epochs(
     )
     made.train()
     assert not torch.allclose(callback.loss.soft, torch.full((CLASSES, CLASSES), 1 / CLASSES))
-    assert not callback.loss.seen.any()  # the evaluation after the last epoch taught it nothing
+    assert not callback.loss.seen.any()  # the evaluation after the last epoch had no effect on it
     assert [one.metrics.rows for one in client.run_history("hf-named")] == [ROWS, ROWS]
 
 

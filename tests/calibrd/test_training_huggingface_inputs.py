@@ -19,7 +19,7 @@ ROWS, CLASSES, LENGTH = 24, 3, 6
 
 def bert(dropout: float = 0.0) -> Any:
     """Return a BERT with one small layer, created from a configuration."""
-    import transformers  # here, and not by all who collect tests
+    import transformers  # imported here, so that collecting tests does not load it
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -192,7 +192,7 @@ def test_a_copy_of_a_watched_model_works_alone(tmp_path: Path) -> None:
         torch.testing.assert_close(copy.deepcopy(model)(words).logits, model(words).logits)
     made.train()
     plain = huggingface.MonitorCallback(None, run="alone", loss="cross_entropy")
-    found = trainer(tmp_path, model, plain).evaluate()  # the column index is of no use to it
+    found = trainer(tmp_path, model, plain).evaluate()  # it does not use the column index
     assert found["eval_loss"] == pytest.approx(found["eval_nll"], rel=1e-5)
 
 

@@ -21,7 +21,7 @@ from calibrd.training import lightning as callbacks
 from calibrd.training import make_loss
 from calibrd.training.monitor import agreement_of
 
-pytestmark = [  # of lightning's own
+pytestmark = [  # lightning's own warning
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
@@ -200,10 +200,10 @@ def test_it_takes_the_classes_of_the_package_in_use(
     both: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert callbacks.bases() == tuple(one.Callback for one in both.values())
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")  # as if it were not loaded
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")  # simulates a package that is not loaded
     assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
     monkeypatch.delitem(sys.modules, "pytorch_lightning")
-    monkeypatch.setitem(sys.modules, "lightning", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "lightning", None)  # simulates a missing package
     assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     with pytest.raises(ModuleNotFoundError, match="needs lightning or pytorch_lightning"):

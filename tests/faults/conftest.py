@@ -15,7 +15,7 @@ from helpers.backends import Backend, Embedded
 from helpers.sites import Site
 
 FAULT = "fault"
-# they take minutes; tests of worker processes and of a killed service do a little of it
+# they take minutes; tests of worker processes and of a killed service cover part of this
 collect_ignore_glob = [] if os.environ.get("CALIBRD_TEST_FAULTS") else ["test_*.py"]
 
 

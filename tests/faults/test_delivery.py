@@ -45,7 +45,7 @@ def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
     count = 10
     site.staff(CREW)
     for _ in range(count):
-        all_is_done(site)  # so that the workers are idle and try to take it at once
+        all_is_done(site)  # so that idle workers try to claim it at the same time
         fit = site.place.start_fit(site.place.dataset(), QUICK)
         wake_all(site)
         check_once(site, fit)
@@ -64,7 +64,7 @@ def test_fits_handed_back_and_announced_late_are_done_once(
     for _ in range(count):
         fits = [site.place.start_fit(site.place.dataset(), QUICK) for _ in range(TOGETHER)]
         dice.shuffle(fits)
-        for fit in fits:  # an order to be done again, of an attempt that nobody has made
+        for fit in fits:  # a message to repeat an attempt that never took place
             with site.place.database.write() as store:
                 assert not store.fits.hand_back(fit.id, 7)
         done = [check_once(site, fit) for fit in fits]

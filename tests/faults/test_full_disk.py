@@ -31,7 +31,7 @@ class SmallDisk:
     """A separate file system that is filled to the last block."""
 
     name = "a small tmpfs"
-    is_seen = True  # by who asks how much room there is
+    is_seen = True  # set by the check of free space
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,7 +183,7 @@ def refused(client: httpx.Client, dataset: str, fill: Callable[[], None]) -> lis
     ]
     answers = []
     for call in calls * 2:
-        fill()  # also what a refused write gave back
+        fill()  # also after refused writes have released their space
         said = call()
         assert (said.status_code, said.json()["code"]) == (507, "no_space"), (
             said.request.url,

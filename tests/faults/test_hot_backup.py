@@ -114,7 +114,7 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
             history = every(client, f"{URL}/aliases/production/history")
             fits = every(client, "/v1/fits")
             before, end = done.copy(), time.monotonic() + 60
-            # one takes a moment only: again until all kinds of load were there meanwhile
+            # a backup is quick: repeat it until all kinds of load have run during one
             while any(after == earlier for after, earlier in zip(done, before, strict=True)):
                 command("backup", backup, "--force", "--data-dir", tmp_path / "old")
                 assert time.monotonic() < end, (before, done)
@@ -132,7 +132,7 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
         assert alias["version"] == moves[0]["to_version"]
         known = {one["id"]: one for one in every(client, "/v1/fits")}
         assert {one["id"] for one in fits} <= known.keys()
-        # what a worker that is not here was at is taken over, and what waited goes on
+        # fits of missing workers are taken over, and queued fits continue
         wait_until(lambda: state(client, endless) == ("running", 2), 60)
         assert client.delete(f"/v1/fits/{endless}").is_success
         wait_until(lambda: all(one["status"] in FINAL for one in every(client, "/v1/fits")))

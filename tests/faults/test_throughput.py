@@ -18,7 +18,7 @@ FITS = 500
 CLIENTS = 8
 WORKERS = 3
 WAIT = {"Prefer": "wait=60"}
-STATISTICS_SECONDS = 4.0  # after which PostgreSQL has told what its sessions did
+STATISTICS_SECONDS = 4.0  # delay after which PostgreSQL's statistics are complete
 SIZES = """
 SELECT sum(pg_column_size(v.*)), (SELECT sum(pg_column_size(r.*)) FROM reports r), count(*)
 FROM versions v

@@ -20,7 +20,7 @@ from helpers.route_table import Call
 from helpers.workspace_contents import ALIAS, CALIBRATOR, Things, make_one_of_each
 from service.datasets.formats import Format, all_codecs
 
-WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least a round of all operations
+WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least one round of all operations
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))
 PER_OPERATION = 10
 PER_DRAWING = 2
@@ -34,7 +34,7 @@ CHECKS = [
     checks.response_headers_conformance,
     checks.negative_data_rejection,
 ]
-# there is no worker here, and it says so
+# without a worker, it is not ready
 MAY_BE_503 = "GET /readyz"
 
 for one in all_codecs().values():
@@ -57,7 +57,7 @@ class Generated:
         self._session = requests.Session()
         self._headers = {"Authorization": self.client.headers["Authorization"]}
         self._schema = schemathesis.openapi.from_dict(self.document)
-        # the key is added to every call, and unknown query parameters are no error
+        # every call has a key, and unknown query parameters are allowed
         generation = self._schema.config.generation
         generation.with_security_parameters = generation.allow_extra_parameters = False
         self._restore()
@@ -76,7 +76,7 @@ class Generated:
     def _restore(self) -> None:
         """Create one object of each kind; recreate those that were deleted."""
         self._things = make_one_of_each(self.client)
-        # the events of a fit that waits would never end
+        # the event stream of a queued fit would never end
         self.client.delete(f"/v1/fits/{self._things.fit}")
 
     def _try(self, operation: APIOperation[Any, Any, Any, Any], turn: int) -> None:
@@ -104,7 +104,7 @@ class Generated:
         self.count += 1
         self.succeeded[case.operation.label] += response.status_code < 300
         excluded = [checks.not_a_server_error] if case.operation.label == MAY_BE_503 else []
-        if type(case.body) is bytes:  # a real body, which it takes for no string at all
+        if type(case.body) is bytes:  # a real body, because generated strings are never valid
             excluded.append(checks.negative_data_rejection)
         case.validate_response(response, checks=CHECKS, excluded_checks=excluded)
 

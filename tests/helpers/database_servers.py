@@ -121,7 +121,7 @@ def _binaries(folder: Path) -> Iterator[Path]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    if _as_other_user():  # who may not look into this virtual environment
+    if _as_other_user():  # another user cannot read this virtual environment
         for name in (package.name, f"{package.name}.libs"):
             shutil.copytree(package.parent / name, folder / name, symlinks=True)
             subprocess.run(["chmod", "-R", "a+rX", str(folder / name)], check=True)

@@ -60,7 +60,7 @@ class FaultyLine(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.asked: list[Asked] = []
         self.connections = 0
-        self.prefix = ""  # of paths, which the service does not know of
+        self.prefix = ""  # a prefix of paths that the service does not know about
         self.before: Rule = lambda asked: None
         self.after: Rule = lambda asked: None
 

@@ -97,7 +97,7 @@ class Place:
     def _can_be_written_to(self) -> bool:
         url = make_url(self.settings.database)
         if url.get_backend_name() != "sqlite":
-            return True  # which ends a transaction that stands still
+            return True  # which ends an idle transaction
         connection = sqlite3.connect(str(url.database), timeout=1.0, isolation_level=None)
         try:
             with WriteTurns(Path(str(url.database))).turn(1.0):

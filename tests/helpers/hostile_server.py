@@ -58,7 +58,7 @@ def hostile() -> Iterator[Hostile]:
                     self.wfile.write(piece)
                     made.sent_bytes += len(piece)
             except OSError:
-                pass  # the client has enough
+                pass  # the client has closed the connection
 
         do_POST = do_PUT = do_DELETE = do_GET
 

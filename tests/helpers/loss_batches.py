@@ -12,7 +12,7 @@ from calibrators.losses import Loss, all_losses, make_loss, needed
 
 CLASSES, ROWS, WIDTH = 5, 24, 7
 SIZES = {"classes": CLASSES, "samples": 200}
-# every loss with its defaults, and with parameters that take another way through it
+# every loss with its defaults, and with parameters that cover its other branches
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in all_losses()},
     "selective_risk margin": ("selective_risk", {"score": "margin"}),

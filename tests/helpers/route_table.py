@@ -35,7 +35,7 @@ PLACES = {
 
 STATIC_FILES = tuple(f"/static/{name}" for name in sorted({*files(), RUN_CHARTS, LIBRARY}))
 PAGES: dict[str, Need] = {
-    "GET /": "public",  # to programs: browsers are led to where one signs in
+    "GET /": "public",  # for programs; browsers are redirected to the sign-in page
     "GET /sign-in": "public",
     "POST /sign-in": "public",
     "POST /sign-out": "any",
@@ -135,7 +135,7 @@ UNDOCUMENTED = {
     *(one.split()[1] for one in PAGES),
 }
 
-# pages that show nothing that people wrote, or whose scripts bring it
+# pages without user text, or whose scripts load it
 WITHOUT_USER_TEXT = {
     "/new-fit",
     "/runs",
@@ -197,7 +197,7 @@ class Call(NamedTuple):
 def calls_of(app: FastAPI) -> Iterator[Call]:
     """Return every method of every route: plain ones, FastAPI's, and those of included routers."""
     for route in iter_route_contexts(app.routes):
-        # a mount or a websocket would be a way past all that is shown here
+        # a mount or a websocket would bypass these checks
         assert route.path is not None
         assert route.methods, f"{route.path} is no plain HTTP route"
         for method in sorted(route.methods):

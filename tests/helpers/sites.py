@@ -20,7 +20,7 @@ START_SECONDS = 180.0
 SOME_SECONDS = ("smart", {"steps": 1200})
 QUICK = ("temperature", {})
 ENDLESS = ("smart", {"steps": 100_000})
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them share a machine
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them run on one machine
 
 
 class Worker:

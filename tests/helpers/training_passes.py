@@ -83,4 +83,4 @@ def away(line: FaultyLine) -> Iterator[None]:
     line.before = lambda asked: lose()
     yield
     line.before = lambda asked: None
-    time.sleep(0.3)  # who comes next comes later also by clocks that do not quite agree
+    time.sleep(0.3)  # the next job must begin later even by clocks that differ slightly

@@ -62,7 +62,7 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
             dist.all_reduce(gradient)
             weights = (weights - 0.8 * gradient / size).detach().requires_grad_()
         timed(steered.observe, inputs[64:] @ weights, labels[64:])
-        dist.barrier()  # ranks that are late are no matter of the call's
+        dist.barrier()  # the time spent waiting for late ranks does not count
         timed(steered.step)
         held = steered.state.gammas.tobytes() + steered.state.edges.tobytes()
         held += weights.detach().numpy().tobytes()

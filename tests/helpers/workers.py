@@ -13,7 +13,7 @@ from helpers.live_service import wait_until
 from service.storage.records import Fit, FitStatus
 from service.worker.housekeeping import Housekeeping, WorkerPace
 
-# as in service, but quicker to take a worker for dead
+# as in production, but workers are considered dead sooner
 WORKER = """
 from service.fits.service import QUEUES
 from service.worker.housekeeping import WorkerPace

@@ -62,7 +62,7 @@ def make_one_of_each(client: httpx.Client) -> Things:
     url = f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}"
     _made(client.put(url, json={"version": version["number"]}))
     key = _made(client.post("/v1/keys", json={"name": "spare", "scopes": ["predict"]}))["key"]
-    client.patch(f"/v1/runs/{RUN}", json={"archived": False})  # if it is there already
+    client.patch(f"/v1/runs/{RUN}", json={"archived": False})  # unless it exists
     run = _made(client.post("/v1/runs", json=run_body()))["name"]
     digest = hashlib.sha256(body).hexdigest()
     return Things(

@@ -50,10 +50,10 @@ CONFIGURATION = (
     ".github/ISSUE_TEMPLATE/feature.yml",
     "CITATION.cff",
 )
-# middleware that is of use to predict calls alone
+# middleware that is only used for predict calls
 SHORTCUT = "service/serving/predict/shortcut.py"
 PRODUCT = ("calibrators/", "calibrd/", "service/")
-# where the list of a fit goes on in a worker
+# where the journey of a fit continues in a worker
 WORKER = "service/worker/queue_worker.py"
 every_document = pytest.mark.parametrize("document", DOCUMENTS)
 

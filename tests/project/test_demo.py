@@ -26,7 +26,7 @@ def test_the_demo_prints_every_method_and_writes_its_page(
     cells = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert not LEFT_OUT & set(cells)  # the sample has no segments and no features
     shown = [line for line in lines if line.split()[:1] and line.split()[0] in all_methods()]
-    assert len({re.search(r"[a-z_]+$", line).start() for line in shown}) == 1  # one below the other
+    assert len({re.search(r"[a-z_]+$", line).start() for line in shown}) == 1  # in this order
     for name in (name for name, one in all_methods().items() if name not in LEFT_OUT):
         assert cells[name][1:3] == ["6.79", "%"]
         assert cells[name][-1] in ("improved", "trade_off", "no_measurable_change")

@@ -290,7 +290,7 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
     predict, part = (int(one) * MEGABYTE for one in re.findall(r"max_body_size (\d+)m;", text))
     assert predict > Settings.model_fields["max_predict_bytes"].default
     assert part == Settings.model_fields["max_part_bytes"].default
-    # all that it writes lies where a read-only container can be written to
+    # it only writes to folders that are writable in a read-only container
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 
 

@@ -49,7 +49,7 @@ TERMS = {
     "training",
 }
 ENDINGS = re.compile(r"(ings?|ers?|eds?|es|s|ions?)$")
-# names that meant several things; each has one meaning, or none, now
+# names that used to be ambiguous; each now has at most one meaning
 ONCE = ("Asked", "Segments", "Observed", "Rows", "Entry")
 
 

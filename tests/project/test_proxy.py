@@ -119,5 +119,5 @@ def test_a_replica_that_cannot_be_reached_is_passed_over(
         one.close()
     for _ in range(4 * REPLICAS):
         httpx.post(f"{proxy}/v1/calibrators/digits@1/predict", content=b"{}", timeout=30)
-    # more than its share: of those sent to the others, some come here in the second try
+    # more than its share, because some requests are retried here
     assert replicas[0].requests > REPLICAS

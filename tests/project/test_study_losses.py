@@ -116,4 +116,4 @@ def test_a_changed_plan_is_run_again(tmp_path: Path) -> None:
     other = plan("focal", (("gamma", 2.0),), "balanced", 4, 9)
     (tmp_path / f"{plans[0].file}.json").rename(tmp_path / f"{other.file}.json")
     kept.run_all([other], run, "all", tmp_path, 1)
-    assert len(ran) == 3  # what was kept under its name is of another plan
+    assert len(ran) == 3  # the stored result belongs to another plan

@@ -19,7 +19,7 @@ from helpers.database_servers import free_port
 from helpers.dockerfiles import Stage, stages
 from helpers.live_service import NPZ, ROOT, npz, sample, wait_until
 
-# the root file system is read-only but for two folders
+# the root file system is read-only except for two folders
 ENTER = """
 mount --bind "$1" "$1" && mount --bind "$2" "$2" && mount -o remount,bind,ro / || exit 99
 shift 2

@@ -34,7 +34,7 @@ TOP_LABEL = [ece, ada_ece, mce, ece_debiased, ece_sweep, smece, smce, kde_ece]
 @pytest.mark.parametrize("bins", [5, 15])
 @pytest.mark.parametrize("sharpen", [1.0, 1.7])
 def test_agrees_with_torchmetrics(sample, metric, norm: str, bins: int, sharpen: float) -> None:
-    # it loads transformers too, which only the process that runs this test should pay for
+    # imports transformers, which only the process of this test should load
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     probabilities, labels = sample(5000, sharpen=sharpen)

@@ -130,7 +130,7 @@ def bodies_for(target: Target, method: str, path: str, size: int) -> Iterator[Bo
         yield from bodies.text_bodies(1 << 16)
         return
     if not path.endswith(("/predict", "/infer", "/datasets", "/fits", "/versions")):
-        size = min(size, 2 * MEGABYTE - 100)  # beyond it they are refused by their length
+        size = min(size, 2 * MEGABYTE - 100)  # larger bodies are refused by their length
     yield from bodies.json_bodies(size, target.fields.get(f"{method} {path}", []))
     yield from bodies.text_bodies(MEGABYTE)
     if path.endswith(("/predict", "/datasets", "/fits")):

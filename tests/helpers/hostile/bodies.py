@@ -60,7 +60,7 @@ def json_values(size: int) -> dict[str, bytes]:
         "depth": b"[" * (size // 2) + b"]" * (size // 2),
         "closed depth": b"[" * 1000 + b"]" * 1000,
         "lists in lists": filled(b"[" * 30 + b"]" * 30 + b",", size, b"[", b"[]]"),
-        # which orjson cannot write: it writes beyond its buffer
+        # orjson cannot serialise this: it writes beyond its buffer
         "texts in lists in lists": filled(DEEP_TEXT + b",", min(size, 1 << 22), b"[", b"[]]"),
         "open objects": filled(b'{"a":', size),
         "blanks": filled(b" ", size, b"", b"1"),

@@ -32,7 +32,8 @@ class Asked:
 
     async def ask(self, due: float) -> None:
         """Send a request, and record the time from when it was due until its response."""
-        took = GIVE_UP_SECONDS  # unless it is answered: a service that is dead is not quick
+        # unless there is a response, because a dead service must not count as fast
+        took = GIVE_UP_SECONDS
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 connection = await self._connection()

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 P99_SECONDS = 0.25
 MAX_SECONDS = 0.5
 MAX_MEGABYTES = 200
-# a delay of the control excuses the service for so long before and after
+# seconds before and after a delay of the control for which the service is excused
 EXCUSED_SECONDS = 0.3
 
 

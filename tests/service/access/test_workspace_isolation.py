@@ -131,7 +131,7 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
     before = snapshot(a, things)
     tried = set()
     for call in neighbours.calls:
-        # a page without data is for all
+        # a page without data is public
         if str(call) in MAKERS or call.need == "public" or call.path == SHELL:
             continue
         for values in places(call, things):
@@ -146,7 +146,7 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
 
 
 def test_what_b_is_denied_a_may_do(neighbours: Neighbours) -> None:
-    # the other way round, or the 404s above might come of wrong urls
+    # check the opposite as well, because wrong URLs would also give 404
     a, things = neighbours.a, neighbours.things
     # something to compare, and to roll back to
     made = a.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())

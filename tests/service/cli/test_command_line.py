@@ -217,7 +217,7 @@ def test_waiting_requests_get_a_response_at_shutdown(tmp_path: Path) -> None:
                 threads.submit(ask, "GET", f"/v1/fits/{fit}/events"),
             ]
             wait_until(lambda: len(client.get("/v1/fits").json()["items"]) == 2)
-            time.sleep(0.3)  # for the other requests, of which nothing can be seen
+            time.sleep(0.3)  # for the other requests, whose progress is not visible
             assert not any(one.done() for one in waiting)
             ended = time.monotonic()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):

@@ -47,7 +47,7 @@ def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
         refused = sent(service, 3)
         assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
         assert refused.json()["limit"] == 3 * size + 100
-        assert sent(service, 0).status_code == 200  # bytes that are there already take no room
+        assert sent(service, 0).status_code == 200  # stored bytes take no additional space
         map_of = temperature_registration(2.0, k=3)
         answer = service.post("/v1/calibrators/a/versions", json=map_of)
         assert answer.json()["code"] == "workspace_full"
@@ -194,7 +194,7 @@ def test_bytes_sent_again_while_they_are_deleted_leave_no_orphan(
         write = blobs.put
 
         def delete_and_write(key: str, content: Any) -> None:
-            if kept in key:  # just before the bytes that are sent again are written
+            if kept in key:  # just before the repeated bytes are written
                 assert service.delete(f"/v1/datasets/{kept}").status_code == 204
             write(key, content)
 

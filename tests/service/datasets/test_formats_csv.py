@@ -74,7 +74,7 @@ def test_one_column_is_class_1_of_two(tmp_path, name):
     path = tmp_path / "set.csv"
     path.write_text(f"{name},label\n0.25,1\n0.5,0\n")
     assert inspect(path, Format.CSV, None, LIMITS).classes == 2
-    if name != "logit":  # of which calibrators would say that they look like probabilities
+    if name != "logit":  # calibrators would warn that they look like probabilities
         assert load(path, Format.CSV).labels.tolist() == [1, 0]
 
 
@@ -136,7 +136,7 @@ def test_a_cell_that_is_no_number_is_named_by_line_and_column(row, column, text)
     error = refused(file.getvalue().encode())
     assert error.code == "not_a_number"
     assert error.details["column"] == lines[0][column]
-    # a cell over several lines is known by its last
+    # a cell over several lines has the number of its last line
     assert error.details["line"] == row + 2 + text.count("\n")
 
 
@@ -168,7 +168,7 @@ def test_csv_is_for_small_sets(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["c0", "", "label"])
-def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # else it takes minutes
+def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # otherwise it takes minutes
     body = ",".join([*(f"c{one}" for one in range(100_000)), last]).encode()
     if last == "label":
         assert read(Format.CSV, body).values.shape == (0, 100_000)

@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_names(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:
         tracemalloc.stop()
-    with pytest.raises(TooLarge) as caught:  # by what it would unpack to
+    with pytest.raises(TooLarge) as caught:  # by its unpacked size
         inspect(path, Format.NPZ, None, LIMITS)
     assert caught.value.code == "body_too_large"
 

@@ -127,7 +127,7 @@ def test_promised_parts_that_never_came_are_missing_and_can_be_sent_later(store:
     assert numbers_there(store, url) == [1, 3]
     half = store.post(f"{url}/commit")
     assert (half.status_code, half.json()["missing"]) == (409, [2, 4])
-    # who goes on after a break asks again for what is not there; the rest stays
+    # a resumed upload requests URLs for missing parts only
     missing = {number: parts[number] for number in (2, 4)}
     for number, one in signed(store, url, missing).items():
         assert send(one, parts[number]) == 200
@@ -234,7 +234,7 @@ def test_another_workspace_gets_no_url_and_changes_nothing(store: Local) -> None
 
 
 def test_urls_are_for_where_clients_reach_the_store(shared_fleet: Fleet, tmp_path: Path) -> None:
-    # the same server under another name, as seen from outside
+    # the same server under its external name
     outside = shared_fleet.blobs.url.replace("127.0.0.1", "localhost")
     with in_process(**shared_fleet.settings(tmp_path), sign_endpoint=outside) as local:
         url = opened(local)

@@ -171,4 +171,4 @@ def test_a_claim_among_many_fits_looks_by_index(place: Place) -> None:
     for plan in plans(place, on_fits):
         assert not re.search(r"SCAN fits|Seq Scan on fits", plan), plan
     with place.database.read() as store:
-        assert len(store.fits.turns([CPU])) == 1  # the other's only fit was taken first
+        assert len(store.fits.turns([CPU])) == 1  # the other workspace's only fit was claimed first

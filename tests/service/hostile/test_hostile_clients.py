@@ -78,7 +78,7 @@ def test_a_flood_of_one_key_holds_up_nobody(attacked, call):
     statuses = json.loads(done.stdout)
     expected = {"/readyz": "503", "/": "307"}.get(path)  # there is no worker
     if path.endswith("/compare"):
-        expected = "422"  # it is not said which versions
+        expected = "422"  # the document does not specify the versions
     assert not statuses.get("500")
     assert any(statuses.get(one) for one in (expected or "200", "404", "409")), statuses
     watched.check()
@@ -144,7 +144,7 @@ def test_clients_that_do_not_read_are_disconnected(attacked, close_at_end):
             made.sendall(content)
 
     pid = attacked.service.process.pid
-    with attacked.client() as admin:  # so that buffers of threads are no growth
+    with attacked.client() as admin:  # so that buffers of threads do not count as growth
         for _ in range(4):
             answer = admin.post(
                 "/v1/calibrators/wide@1/predict", content=content, headers={"Content-Type": NPY}
@@ -256,7 +256,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def test_scope_is_checked_before_a_body_is_read(attacked):
-    # the body never comes: a service that waited for it would not answer
+    # the body never arrives, so a service that waited for it would not respond
     head = "POST /v1/runs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1360000"
     made = open_request(attacked, "predict", head, b"{")
     made.settimeout(10)

@@ -33,7 +33,7 @@ def add_other_workspace(target: Target) -> None:
     made = here("keys", "create", *asked, "--data-dir", target.service.data_dir)
     assert made.returncode == 0, made.stderr
     target.tokens["other"] = made.stdout.strip()
-    with target.client("other") as client:  # keys made elsewhere are looked up every second
+    with target.client("other") as client:  # keys created elsewhere are looked up every second
         wait_until(lambda: client.get("/v1/calibrators").status_code == 200)
 
 

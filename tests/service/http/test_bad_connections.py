@@ -141,7 +141,7 @@ def test_more_than_the_stated_length_is_no_part_of_the_body(service: Local, path
         line.head(path, "Content-Length: 50")
         line.send(body)
         raw = line.everything()
-    # the rest is taken for a next request, which is none: this one is answered, and that is all
+    # the rest is parsed as an invalid next request, so there is only this response
     assert raw.startswith(b"HTTP/1.1 400"), raw
     assert raw.count(b"HTTP/1.1") == 1
     assert b"Traceback" not in raw

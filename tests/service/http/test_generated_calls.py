@@ -39,5 +39,5 @@ def test_generated_calls_are_answered_as_documented(client: httpx.Client) -> Non
         f"{label}\n{told}" for label, told in generated.failures.items()
     )
     assert generated.count >= WANTED
-    # were they all refused, this would show little
+    # if all of them were refused, the test would be meaningless
     assert {label for label, times in generated.succeeded.items() if not times} <= NEVER_SUCCEED

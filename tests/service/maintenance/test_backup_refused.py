@@ -61,12 +61,12 @@ def test_a_flipped_bit_is_detected_or_does_not_matter(kept: Kept, tmp_path: Path
             seen += 1
             assert not (tmp_path / "new").exists()
             continue
-        # one that nobody reads, such as the last of a checksum's field
+        # a byte that is never read, such as the last one of a checksum field
         restored = (tmp_path / "new" / "calibrd.db").read_bytes()
         with tarfile.open(kept.file, "r:") as tar:
             assert restored == tar.extractfile("calibrd.db").read()  # type: ignore[union-attr]
         shutil.rmtree(tmp_path / "new")
-    assert seen > 45  # the others fell on bytes that fill up or that nobody reads
+    assert seen > 45  # the other bits are in padding or in bytes that are never read
 
 
 def forged(

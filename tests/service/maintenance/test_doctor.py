@@ -195,7 +195,7 @@ def without_calibrator(it: Patient) -> None:
             connection.execute(sql("SET session_replication_role = replica"))
         connection.execute(insert(versions).values(row))
         connection.commit()
-        connection.invalidate()  # whoever comes next keeps to the rules
+        connection.invalidate()  # later statements obey the constraints
 
 
 SECOND = alias_moves.c.revision == 2

@@ -34,7 +34,7 @@ from service.storage.repository import new_id
 
 pytestmark = pytest.mark.both_backends
 
-ALL = -60.0  # of whatever age, and whatever the clocks say
+ALL = -60.0  # of any age, and for any clock
 MAP = archive.dump(TemperatureMap(k=3, temperature=2.0))
 MAP_SHA256 = hashlib.sha256(MAP).hexdigest()
 OTHER_SHA256 = hashlib.sha256(b"other").hexdigest()
@@ -147,7 +147,8 @@ def test_an_older_state_of_the_database_does_not_sweep_what_a_newer_one_names(
     assert gone <= set(stored.keys(place.blobs))
     assert sweep(place.database, place.blobs, older_than=ALL, dry_run=True).orphans.total()
     with place.database.write() as store:
-        store.chores.set_note(CHORE, f"lost {newer.split()[0]}")  # as if a sweep had died early
+        # simulates a sweep that died early
+        store.chores.set_note(CHORE, f"lost {newer.split()[0]}")
     sweep(place.database, place.blobs, older_than=3600)
     with place.database.write() as store:
         store.chores.set_note(CHORE, "")

@@ -84,7 +84,7 @@ def test_drawing_is_stopped_after_its_time_limit(local, monkeypatch):
     assert (refused.status_code, refused.json()["code"]) == (503, "report_not_drawn")
     monkeypatch.setattr(renderer, "_seconds", 20.0)
     again = local.get(f"{URL}/1/report.html")
-    assert again.json()["code"] == "report_not_drawn"  # not tried again at once
+    assert again.json()["code"] == "report_not_drawn"  # not retried at once
     monkeypatch.setattr(rendering, "FAILURE_SECONDS", 0.0)
     renderer._failed.clear()
     assert local.get(f"{URL}/1/report.html").status_code == 200

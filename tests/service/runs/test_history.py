@@ -120,7 +120,7 @@ def test_any_order_gives_the_history_of_the_model(
 ) -> None:
     chance = random.Random(seed)  # noqa: S311
     lives = make_lives(chance)
-    chance.shuffle(lives)  # some are told of long after they began
+    chance.shuffle(lives)  # some are reported long after they began
     token = tenant.headers["Authorization"].removeprefix("Bearer ")
     parts = shared_app.app.state.parts
     caller: Principal = parts.keys.authenticate(token)

@@ -110,7 +110,7 @@ def test_waiting_in_vain_ends_with_a_response(replicas: tuple[Local, Local]) -> 
     found = state_of(replicas[0], "calm", after=0, wait=0.5)
     assert 0.5 <= time.monotonic() - start < 5
     assert (found["step"], found["metrics"]) == (0, None)
-    # what was there before is no news, and needs no wait
+    # an earlier state is returned without waiting
     assert state_of(replicas[0], "calm", wait=30)["step"] == 0
 
 

@@ -180,7 +180,7 @@ def test_bad_body(service: Local, door: str, name: str) -> None:
     headers = {"Content-Type": bad.media_type} if bad.media_type else {}
     url = DOORS[door].partition("?")[0] if bad.media_type == JSON else DOORS[door]
     body = bad.body
-    if door == "fits" and bad.media_type == JSON:  # there the method is looked at first
+    if door == "fits" and bad.media_type == JSON:  # the method is checked first there
         body = body.replace(b"{", b'{"method": "temperature", ', 1)
     told = problem(service.post(url, content=body, headers=headers))
     assert (told["status"], told["code"]) == (bad.status, bad.code), told

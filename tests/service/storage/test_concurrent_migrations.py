@@ -18,7 +18,7 @@ from service.storage.upgrade import upgrade
 pytestmark = pytest.mark.both_backends
 
 ROUNDS = 10
-# prepares every database that it is told of, and tells what it logged
+# migrates the databases given on stdin, and prints its log
 STARTER = """
 import logging, sys
 from service.worker.startup import prepare_database

@@ -126,7 +126,7 @@ def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: 
 
 def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Database) -> None:
     with pytest.raises(DATABASE_DOWN), postgresql.write() as store:  # noqa: PT012
-        store.session.execute(text("SET TRANSACTION READ ONLY"))  # as a standby is
+        store.session.execute(text("SET TRANSACTION READ ONLY"))  # like a standby
         store.keys.add_workspace("new")
 
 

@@ -104,7 +104,7 @@ def test_changes_during_a_broken_connection_are_read_later(
     shared_fleet.database.execute(
         f"SELECT pg_terminate_backend(pid) {LISTENERS} AND datname = '{name}'"
     )
-    # its one open connection may be busy looking, because the line broke
+    # its only open connection may be polling, because the other one broke
     wait_until(lambda: moved(one, 2), 10)
     assert serves(other, 1)
     shared_fleet.database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
@@ -130,7 +130,7 @@ def test_replicas_with_thousands_of_connections_are_notified(settings: dict[str,
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
         with NotificationListener(database.unlimited, {CHANGES: news.set}):
-            assert news.wait(10)  # it looks once when it begins to listen
+            assert news.wait(10)  # it polls once when it begins to listen
             news.clear()
             with database.write() as store:
                 announce(store.session)
@@ -147,7 +147,7 @@ def test_new_and_finished_fits_are_notified(place: Place) -> None:
     calls = {FITS: waiting.set, FITS_DONE: ended.set}
     with NotificationListener(place.database.unlimited, calls, poll_seconds=0.01):
         for event in (waiting, ended):
-            assert event.wait(10)  # it looks once when it begins to listen
+            assert event.wait(10)  # it polls once when it begins to listen
         time.sleep(0.1)
         waiting.clear()
         fit = place.start_fit(place.dataset(), ("temperature", {}))

@@ -50,7 +50,7 @@ def url(server: Postgres) -> str:
 def paused(server: Postgres) -> Iterator[None]:
     """Pause all processes of a cluster, like a hung disk or hypervisor."""
     first = psutil.Process(int((server.data / "postmaster.pid").read_text().splitlines()[0]))
-    os.kill(first.pid, signal.SIGSTOP)  # first, so that it makes no more of them
+    os.kill(first.pid, signal.SIGSTOP)  # first, so that it starts no more processes
     stopped = [first.pid, *(child.pid for child in first.children(recursive=True))]
     for pid in stopped[1:]:
         os.kill(pid, signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_many_calls_do_not_pile_up(service: Running, server: Postgres) -> None:
             answers = list(many.map(lambda _: asked(service, "/v1/runs"), range(240)))
             threads = process.num_threads()
     assert {status for status, _ in answers} == {503}
-    # those that wait for a thread are refused as soon as the first ones are given up
+    # calls that wait for a thread are refused as soon as the first ones time out
     assert max(seconds for _, seconds in answers) < LONGEST
     assert threads < MAX_THREADS
     wait_until(lambda: asked(service, "/v1/runs")[0] == 200, RECOVERY)

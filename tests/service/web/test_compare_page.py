@@ -144,7 +144,7 @@ def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:
         for row in expected.rows():
             assert row.after in row_of(page, row.metric.title)
         assert "Version 2 is measurably better calibrated than version 1." in _words(page)
-        # the same rows in another format are still those that both were fitted on
+        # the same rows in another format still count as fit rows of both
         logits, labels = sample(2000, CLASSES)
         csv = {"Content-Type": "text/csv"}
         made = client.post("/v1/datasets", content=_csv(logits, labels), headers=csv).json()["id"]

@@ -117,7 +117,7 @@ def test_4_a_file_that_breaks_a_rule_shows_a_message(
     expect(trouble).to_contain_text("<img src=x onerror=alert(1)>.csv")
     tab.keep_picture("new-fit-refused")
     assert tab.page.locator("img").count() == 0
-    tab.problems = [one for one in tab.problems if "422" not in one]  # it is in the console, too
+    tab.problems = [one for one in tab.problems if "422" not in one]  # the console shows it as well
 
 
 def test_5_the_report_describes_the_bin_under_the_mouse(tab: Tab, service: str) -> None:

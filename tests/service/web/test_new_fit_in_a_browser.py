@@ -24,7 +24,7 @@ from service.storage.records import FitStatus
 MARKUP = "<img src=x onerror=alert(1)>"
 LOGITS, LABELS = sample(60, 3)
 UNNAMED = b"a,b,c,label\n1,2,3,0\n"
-# the console notes every refusal of the API
+# the console logs every refusal of the API
 HARMLESS = ("Failed to load resource",)
 JOINED = """async () => {
   const { joined, labelsFirst, readHeader } = await import('./static/npy.js');
@@ -247,7 +247,7 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     expect(tab.page.locator("#fit-detail")).to_contain_text(
         "It created version 1 (auto), version 2 (temperature)."
     )
-    assert tab.page.url.endswith(id)  # who comes back later is not sent on
+    assert tab.page.url.endswith(id)  # a later visit is not redirected
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (380, True)])

@@ -22,7 +22,7 @@ RUN, MONITOR = "resnet-cifar10", "baseline"
 SETTINGS = {"bins": 15, "rate": 2.0}
 CHARTS = ".drawing svg"
 HARMLESS = ("Failed to load resource",)
-# a page that waits for a session that has ended asks for the newest after its wait
+# after waiting for a session that has ended, the page requests the newest one
 SHORT_WAITS = (
     "const real = window.fetch;"
     "window.fetch = (url, given) => real(String(url).replace('wait=20', 'wait=2'), given);"

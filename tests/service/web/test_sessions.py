@@ -191,7 +191,7 @@ def test_pages_of_other_sites_cannot_use_a_session(admin: Local, headers: dict[s
     sent = {**headers, "X-CSRF-Token": csrf_of(admin)}
     assert admin.post("/v1/keys", json=KEY, headers=sent).status_code == 403
     token = make_key(admin, Scope.FIT)
-    assert sign_in(admin, token, **headers).status_code == 403  # nor begin one of their own
+    assert sign_in(admin, token, **headers).status_code == 403  # nor can it begin a session
 
 
 def test_a_link_from_elsewhere_leads_to_a_page_and_does_nothing(admin: Local) -> None:

@@ -120,7 +120,7 @@ def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place
                 with place.database.write() as store:
                     store.fits.cancel(job.fit.id)
             done = place.wait(job.fit)
-            # it hears of what it has written a little later
+            # its own notification arrives a little later
             wait_until(lambda: running.stop() is Stop.ABANDON, pause=0.01)
             took = time.monotonic() - told
         assert done.status is (FitStatus.CANCELLED if why == "cancel" else FitStatus.FAILED)
@@ -136,7 +136,7 @@ def test_a_fit_notices_its_cancellation_after_an_error(place: Place) -> None:
     job = begun(place)
     fit = job.fit
     with capture_logs() as logged, hooks(place, job) as running:
-        running.progress({"loss": object()})  # which is no JSON
+        running.progress({"loss": object()})  # this is not JSON
         time.sleep(0.3)
         assert place.fit(fit.id).progress is None
         running.progress({"step": 1})
@@ -195,7 +195,7 @@ def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
         store.session.execute(update(workers).values(seen_at=1.0))
     with place.database.write() as store:
         assert store.workers.renew("slow")
-        if not place.database.is_sqlite:  # where nobody else could write at all
+        if not place.database.is_sqlite:  # on SQLite no other writer could proceed
             with place.database.write() as other:
                 assert not other.workers.remove_silent("slow", 60)
     with place.database.write() as store:

@@ -53,7 +53,7 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     crew, its_line = cut_off
     fit = place.start_fit(place.dataset(), SOME_SECONDS)
     crew.running(fit)
-    # all connect in our way, or one would wait for minutes on a line that is cut
+    # otherwise a worker would wait for minutes on a cut connection
     assert names_of_connections(place) == {"calibrd"}
     lost = place.fit(fit.id).worker
     its_line.cut()

@@ -24,7 +24,7 @@ from service.storage.records import Fit, FitStatus
 LIMIT = 3.0
 # the limit, the second in which a fit may heed it, and what a busy machine takes
 SOON = 25.0
-# in one call of numpy: minutes, and hundreds of megabytes
+# a single numpy call that takes minutes and hundreds of megabytes
 COMPUTES = """
 import os
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_a_store_that_never_answers_does_not_keep_a_worker(
     key = dataset_key(place.workspace, dataset.id, dataset.sha256 or "")
     file = Path(unquote(urlsplit(place.settings.blobs).path)) / key
     file.unlink()
-    os.mkfifo(file)  # as a file on a server that hangs: opening it does not return
+    os.mkfifo(file)  # like a file on a hanging server: opening it does not return
     fit = place.start_fit(dataset, QUICK)
     done = place.wait(fit, seconds=120)
     assert (done.error or {})["code"] == "time_limit"
