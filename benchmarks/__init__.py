@@ -1,1 +1,1 @@
-"""Side-by-side ratios against other libraries: run `python -m benchmarks`."""
+"""Compare speed and memory with other libraries: run `python -m benchmarks`."""

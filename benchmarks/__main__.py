@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: all topics, one table each, exit code 1 if a target is missed."""
+"""Run the benchmarks and print a table for each topic: `python -m benchmarks`.
+
+The exit code is 1 if a target is missed.
+"""
 
 import argparse
 import json
@@ -79,11 +82,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="topic", help=f"from {', '.join(FULL)}")
     parser.add_argument(
-        "--sizes", nargs="+", type=size, metavar="NxK", help="instead of the default"
+        "--sizes", nargs="+", type=size, metavar="NxK", help="sizes to run instead of the default"
     )
-    parser.add_argument("--rounds", type=int, help="alternating rounds, instead of the default")
+    parser.add_argument("--rounds", type=int, help="number of alternating rounds")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds per contender and size")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for calibrd and torch")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="threads of calibrd and torch"
+    )
     parser.add_argument("--quick", action="store_true", help="smoke test with small sizes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     chosen = parser.parse_args()
@@ -150,7 +155,7 @@ def main() -> int:
 
 
 def verdict(results: Results, quick: bool) -> int:
-    """Return the exit code; small sizes say nothing about speed and only have to run."""
+    """Return the exit code; with small sizes, targets are not judged."""
     write()
     for topic in results.topics:
         for target in topic.targets:

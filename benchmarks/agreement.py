@@ -1,9 +1,9 @@
 """Topic: agreement of our maps with the calibrators of other libraries on the same rows.
 
-Ours start with temperature scaling, so the others get the scaled logits, unless they fit their own
-temperature. Whatever ours add to a published method is turned off: smoothing, and all but a trace
-of the priors. Methods that no library offers are compared with the published procedures instead
-(`confidence`, and their tests).
+Our methods begin with temperature scaling, so the others get the scaled logits, unless they fit a
+temperature of their own. Anything that our methods add to a published one is disabled: smoothing,
+and all but a trace of the priors. Methods that no library offers are compared with the published
+procedures instead (`confidence`, and their tests).
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from benchmarks.rivals import as_float64_probabilities, sklearn
 from benchmarks.timing import silence
 
 TRACE = 1e-6
-AHEAD = 1e-4  # the most by which ours exceeds a tie
+AHEAD = 1e-4  # how far ours may exceed a tie
 NO_PRIORS = {"diagonal": TRACE, "intercept": TRACE, "tolerance": 1e-9}
 
 
@@ -48,7 +48,7 @@ class Rows:
 
     @property
     def correct(self) -> np.ndarray:
-        """1 where the prediction is right, else 0 (n,)."""
+        """Return 1 where the prediction is correct, else 0 (n,)."""
         return (self.logits.argmax(1) == self.labels).astype(np.int64)
 
 
@@ -73,7 +73,7 @@ def fitted(make: Callable[[], Any]) -> Answer:
 
 
 def fitted_on_top(make: Callable[[], Any]) -> Answer:
-    """Fit a calibrator on the confidence of the predicted class; the others share the rest."""
+    """Fit a calibrator on the confidence of the predicted class; the others share the remainder."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         calibrator = make()
@@ -108,7 +108,7 @@ def probmetrics(name: str, **options: Any) -> Callable[[], Any]:
 
 
 def probmetrics_on_logits(name: str) -> Answer:
-    """Fit on centred logits, like ours: its vector scaling depends on the mean of a row."""
+    """Fit on centred logits, like ours, because its vector scaling depends on the mean of a row."""
 
     def answer(fit: Rows, new: Rows) -> np.ndarray:
         import torch
@@ -143,7 +143,7 @@ def isotonic(fit: Rows, new: Rows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A method of ours, the answer it is compared with, and how much they may differ."""
+    """A method of ours, the result it is compared with, and the largest allowed difference."""
 
     method: str
     library: str
@@ -200,7 +200,7 @@ CASES = (
 
 
 def compare(case: Case, rows: int, classes: int) -> Row:
-    """Return the largest difference between probabilities on rows that neither has seen."""
+    """Return the largest difference between probabilities on held-out rows."""
     from calibrators import CalibrationSet, all_methods
 
     k = case.classes or classes
@@ -225,9 +225,9 @@ def _rows(sample: data.Sample) -> Rows:
 
 
 def _apart_on_top(mine: np.ndarray, theirs: np.ndarray, new: Rows) -> np.ndarray:
-    """Return the differences for the predicted class; ours stops at a tie before losing it."""
+    """Return the differences for the predicted class; ours stops at a tie, keeping the class."""
     second, top = np.sort(new.probabilities, axis=1)[:, -2:].T
-    ratio = second / (1 - top)  # the second class's share of what is left
+    ratio = second / (1 - top)  # the second class's share of the remainder
     tie = ratio / (1 + ratio)
     apart = np.abs(mine.max(1) - np.maximum(theirs, tie))
     return np.where(theirs > tie, apart, np.maximum(apart - AHEAD, 0))

@@ -1,4 +1,4 @@
-"""Topic 4: applying a fitted map, against `torch.softmax(z / T, 1)` on the same threads."""
+"""Topic 4: apply a fitted map, compared with `torch.softmax(z / T, 1)` on the same threads."""
 
 import os
 from collections.abc import Callable, Iterable

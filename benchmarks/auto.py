@@ -1,4 +1,4 @@
-"""Topic: the default method, fitted and judged on one core, against a contest of all methods."""
+"""Topic: the default method, fitted and judged on one core, compared with a contest of methods."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(given: CalibrationSet, rounds: int, budget: float) -> Topic:
-    """Time what a user of the default waits for, and its parts.
+    """Time the default method and its parts.
 
     The contest cross-validates every method that keeps the class, as ``auto`` did before it became
     the additive map.

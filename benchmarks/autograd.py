@@ -1,4 +1,4 @@
-"""SMART in its most obvious form: autograd through the softmax (the rival of topic 3)."""
+"""SMART in its most obvious form: autograd through the softmax (the competitor in topic 3)."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ T_MIN = 0.1
 
 
 def through_softmax(z: Any, temperature: Any) -> Any:
-    """Compute the confidence in the plain form: all probabilities, then the largest."""
+    """Compute the confidence directly: all probabilities, then the largest."""
     import torch
 
     return torch.softmax(z / temperature[:, None], 1).max(1).values
 
 
 def through_logsumexp(z: Any, temperature: Any) -> Any:
-    """Compute the confidence alone, from logits whose maximum is 0."""
+    """Compute only the confidence, from logits whose maximum is 0."""
     import torch
 
     return torch.exp(-torch.logsumexp(z / temperature[:, None], 1))
@@ -36,7 +36,7 @@ def fit(
     """Return the temperatures after `steps` full-batch Adam steps on the soft-binned ECE.
 
     Everything is computed in the type of the logits. The temperature of plain TS is given, so its
-    cost is not part of the rival's time.
+    cost is not part of the measured time.
     """
     import torch
 

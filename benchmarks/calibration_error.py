@@ -23,7 +23,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time our ECE against that of the rivals."""
+    """Time our ECE and that of other libraries."""
     probabilities = data.softmax(sample.logits)
     labels = sample.labels
     truth = reference.expected_calibration_error(probabilities, labels, BINS)

@@ -1,6 +1,6 @@
-"""Topic 7: what one API process, one worker and one fit cost: the inputs of docs/how-to/scale.md.
+"""Topic 7: the cost of an API process, a worker and a fit, for docs/how-to/scale.md.
 
-The real service on loopback: embedded, and on a PostgreSQL that writes to disk with moto's S3.
+The real service runs on loopback: embedded, and on a PostgreSQL with fsync and moto's S3.
 """
 
 import statistics
@@ -136,11 +136,11 @@ def _costs_of_a_fit(site: Site, dataset: str, idle: dict[str, float], quick: boo
         return (after[name] - before[name] - idle.get(name, 0.0) * seconds) / count
 
     return {
-        "transactions of a fit": each("transactions"),
-        "rows written by a fit": each("rows"),
-        "bytes of a version in the database": each("database_bytes"),
-        "bytes of a version in the blob store": each("blob_bytes"),
-        "blobs of a version": each("blobs"),
+        "transactions per fit": each("transactions"),
+        "rows written per fit": each("rows"),
+        "bytes per version in the database": each("database_bytes"),
+        "bytes per version in the blob store": each("blob_bytes"),
+        "blobs per version": each("blobs"),
     }
 
 
@@ -154,9 +154,9 @@ def _fits(found: dict[str, Found]) -> Topic:
         "fits per second",
         table,
         [],
-        "requested over HTTP on loopback by two clients per worker, each waiting for its fit; "
-        "API, workers, database, S3 and clients share the cores of this machine; PostgreSQL counts "
-        "as another process",
+        "requested over HTTP on loopback by two clients per worker, each of which waits for its "
+        "fit; API, workers, database, S3 and clients share the cores of this machine; PostgreSQL "
+        "counts as another process",
         markdown=True,
     )
 
@@ -164,14 +164,14 @@ def _fits(found: dict[str, Found]) -> Topic:
 def _costs(found: dict[str, Found]) -> Topic:
     names = next(iter(found.values())).costs
     return Topic(
-        "what a process and a fit cost",
+        "cost of processes and fits",
         [
             {"what": name} | {way: _short(one.costs[name]) for way, one in found.items()}
             for name in names
         ],
         [],
-        "transactions and rows from pg_stat_database, without those of an idle service; sizes of "
-        "the database include indexes and rows not yet vacuumed; temperature fits, first data",
+        "transactions and rows are from pg_stat_database, minus those of an idle service; database "
+        "sizes include indexes and rows not yet vacuumed; temperature fits on the first data",
         markdown=True,
     )
 
@@ -181,7 +181,7 @@ def _short(value: float | None) -> float | int | None:
 
 
 def _predict(quick: bool) -> Topic:
-    """Measure predictions over HTTP by the API's processor time, and the map applied in process."""
+    """Measure predict calls per second of API processor time, and the map applied in process."""
     import psutil
 
     from benchmarks.serving import _npy, server
@@ -202,18 +202,18 @@ def _predict(quick: bool) -> Topic:
             table.append(
                 {
                     "rows x classes": f"{rows:,} x {CLASSES:,}",
-                    "requests/s of a process": round(rate),
-                    "requests/s of a core": round(rate * seconds / busy),
-                    "calls/s of a core, local": round(1 / local),
-                    "times": busy / (rate * seconds) / local,
+                    "requests/s per process": round(rate),
+                    "requests/s per core": round(rate * seconds / busy),
+                    "calls/s per core, local": round(1 / local),
+                    "ratio": busy / (rate * seconds) / local,
                 }
             )
     return Topic(
         "predict over HTTP, and the map applied in the caller's program",
         table,
         [],
-        "npy, 16 connections, the load from another process; per core means per second of "
-        "processor time of the API process, or of the program",
+        "npy, 16 connections, with the load from another process; per core means per second of "
+        "processor time of the API process or of the program",
         markdown=True,
     )
 

@@ -1,4 +1,4 @@
-"""How long fits wait for a worker: alone, behind other fits, behind cancelled ones."""
+"""Queueing delays of fits: alone, behind other fits, behind cancelled fits."""
 
 import os
 import statistics
@@ -37,11 +37,12 @@ def waits(site: Site, dataset: str, quick: bool) -> Row:
             site.client.delete(f"/v1/fits/{id}")
         after = _waited(site.client, _ordered(site.client, dataset))
     return {
-        "median dispatch delay, ms": 1000 * statistics.median(alone),
-        f"wait of another workspace behind {many} orders of {METHODS} methods, s": behind,
-        "wait of its second fit, s": then,
-        "longest of the fits that were running, s": longest,
-        f"wait behind {many} cancelled fits, s": after,
+        "median delay from submission to start, ms": 1000 * statistics.median(alone),
+        "wait for a workspace's first fit while another workspace has "
+        f"{many} fits of {METHODS} methods queued, s": behind,
+        "wait for that workspace's second fit, s": then,
+        "longest fit that ran in the meantime, s": longest,
+        f"a fit behind {many} cancelled ones, s": after,
     }
 
 
@@ -54,7 +55,7 @@ def _ordered(client: httpx.Client, dataset: str, methods: int = 1) -> dict[str, 
 
 
 def _waited(client: httpx.Client, fit: dict[str, Any]) -> float:
-    """Wait for the end of a fit; return the seconds until it began, by the database's clock."""
+    """Wait for a fit to end; return the seconds until it started, by the database's clock."""
     while fit["status"] in ("queued", "running"):
         fit = client.get(f"/v1/fits/{fit['id']}", headers=WAIT).json()
     return _seconds(fit, "created_at", "started_at")
@@ -67,11 +68,12 @@ def _seconds(fit: dict[str, Any], since: str, until: str) -> float:
 
 @contextmanager
 def _other_workspace(site: Site) -> Iterator[httpx.Client]:
-    """Return a client of another workspace; ours gets a key too, because it then needs one."""
+    """Return a client of another workspace; ours then needs a key too, and gets one."""
     ours, theirs = (_key(site, name) for name in ("default", "other"))
     site.client.headers["Authorization"] = f"Bearer {ours}"
     with site.running.client(theirs) as client:
-        while client.get("/v1/fits").status_code != httpx.codes.OK:  # until the keys are in effect
+        # wait until the keys are in effect
+        while client.get("/v1/fits").status_code != httpx.codes.OK:
             time.sleep(0.5)
         yield client
 

@@ -1,4 +1,4 @@
-"""A running service to be measured: its API process, its workers, its storage counters."""
+"""A running service for measurements: its API process, its workers, its storage counters."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ import psutil
 from benchmarks import data
 
 ROOT = Path(__file__).parents[1]
-STATISTICS_SECONDS = 1.5  # until PostgreSQL's counters are up to date
+STATISTICS_SECONDS = 1.5  # wait until PostgreSQL's counters are up to date
 
 
 class Site:
@@ -32,7 +32,7 @@ class Site:
 
     @contextlib.contextmanager
     def workers(self, count: int) -> Iterator[list[int]]:
-        """Start warmed-up workers; yield their process ids."""
+        """Start workers and warm them up; yield their process ids."""
         self._workers = [
             subprocess.Popen(
                 [sys.executable, "-m", "service", "worker"],
@@ -61,7 +61,7 @@ class Site:
         return str(answer.json()["id"])
 
     def fits(self, dataset: str, method: str, clients: int, seconds: float) -> tuple[int, float]:
-        """Return how many fits waiting clients completed, and when the last one ended."""
+        """Return how many fits the waiting clients completed, and when the last one ended."""
         began = time.perf_counter()
         endings: list[float] = []
 
@@ -83,7 +83,7 @@ class Site:
             raise RuntimeError(f"a fit did not succeed: {fit['error']}")
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of the stores, including all work so far."""
+        """Return the counters of the stores, which include all work so far."""
         time.sleep(STATISTICS_SECONDS)
         found: dict[str, float] = self._statistics()
         return found | {"time": time.perf_counter()}

@@ -1,9 +1,9 @@
-"""Topic: CTS, PTS, the spline and ETS against the published procedures and the libraries.
+"""Topic: CTS, PTS, the spline and ETS compared with published procedures and libraries.
 
-Only probmetrics offers any of these four (netcal and torch-uncertainty offer none), so CTS and PTS
-are measured against `benchmarks.published`. Our spline begins with temperature scaling, while that
-of probmetrics does not: it is measured alone, and after the fastest correct temperature fit other
-than ours (`benchmarks.temperature` shows which).
+probmetrics offers the spline and ETS; no library offers CTS and PTS (netcal and torch-uncertainty
+offer none of the four), so these are compared with `benchmarks.published`. Our spline begins with
+temperature scaling, while that of probmetrics does not: it is measured alone, and after the fastest
+correct temperature fit of another library (`benchmarks.temperature` shows which).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ OBJECTIVE_SLACK = 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """Confidences (n,) of the predictions, whether they are right, and the mean NLL if known."""
+    """Confidences (n,) of the predictions, whether they are correct, and the mean NLL if known."""
 
     confidence: np.ndarray
     correct: np.ndarray
@@ -35,7 +35,7 @@ class Procedure:
     """A published procedure, which may stop when its time is up.
 
     If ``judged``, the objective it reaches is also a limit for ours. That of CTS has many local
-    minima, and the grid and the start decide which one a search finds, so it is only shown.
+    minima, and the grid and the start determine which one a search finds, so it is only shown.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of ours, its objective, and its rivals."""
+    """A method of ours, its objective, and its competitors."""
 
     name: str
     title: str
@@ -155,7 +155,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(method: Method, sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time a method of ours against its rivals, and compare their objectives."""
+    """Time a method of ours and its competitors, and compare their objectives."""
     contenders = [Contender(ours.NAME, lambda: ours.fit_method(method.name, sample))]
     contenders += [
         Contender(name, lambda fit=fit: fit(sample))  # type: ignore[misc]

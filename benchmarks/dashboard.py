@@ -1,4 +1,4 @@
-"""Topic 10: the pages of the dashboard over a full database, embedded and on PostgreSQL."""
+"""Topic 10: the dashboard's pages with a large database, embedded and on PostgreSQL."""
 
 import statistics
 import sys
@@ -78,7 +78,7 @@ def _measure(
 
 
 def _real(client: Any, name: str, versions: int) -> dict[str, Any]:
-    """Create, as users do, the calibrator whose pages are measured; return their path fields."""
+    """Create the measured calibrator over the API; return the path fields of its pages."""
     from helpers.live_service import NPZ, npz, sample
     from helpers.workspace_contents import ALIAS, CLASSES, fitted_elsewhere
 
@@ -109,7 +109,7 @@ def _fill(client: Any, calibrators: int, versions: int) -> None:
         for place in range(calibrators):
             name, id = CALIBRATOR.format(place), f"cb_{place}"
             if name == line["name"]:
-                continue  # the one that is measured
+                continue  # the measured calibrator
             mine = {"calibrator": id}
             made = {"created_at": 1e9 + place, "status": "succeeded", "calibrator_name": name}
             execute = store.session.execute

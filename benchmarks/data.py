@@ -48,7 +48,7 @@ def draw(n: int, k: int, seed: int = 0) -> Sample:
 
 
 def confidently_wrong(n: int, k: int, seed: int = 0) -> Sample:
-    """Draw logits like `draw`, but right with a probability from 0.9 to 0.4 by margin.
+    """Draw logits like `draw`, but with an accuracy from 0.9 to 0.4 depending on the margin.
 
     No single temperature can correct that, so every step of a SMART fit has something to learn.
     """

@@ -1,4 +1,4 @@
-"""Topic: `evaluate` on one core, compared with the row bootstrap it used before."""
+"""Topic: `evaluate` on one core, compared with the row bootstrap that it used before."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ class Clock:
     seconds: list[float] = field(default_factory=list)
 
     def __call__(self) -> Any:
-        """Call it and record its processor seconds."""
+        """Run the call and record its processor seconds."""
         start = time.process_time()
         found = self.call()
         self.seconds.append(time.process_time() - start)
@@ -39,7 +39,7 @@ class Clock:
 
     @property
     def fastest(self) -> float | None:
-        """The fewest processor seconds; None before the first call."""
+        """The minimum of the processor seconds; None before the first call."""
         return min(self.seconds, default=None)
 
 
@@ -52,7 +52,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time the report and its intervals against the frozen bootstrap."""
+    """Time the report with its intervals and the frozen bootstrap."""
     after, before = (
         data.softmax(np.asarray(factor * sample.logits, dtype=np.float32))
         for factor in (1.0, SHARPENED)

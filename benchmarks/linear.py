@@ -17,7 +17,7 @@ WIDE = 500
 
 
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
-    """Yield vector scaling at every size, the others (k (k + 1) parameters) below 500 classes."""
+    """Yield vector scaling at every size; the others (k (k + 1) parameters) below 500 classes."""
     for n, k in sizes:
         sample = spoilt(n, k)
         for method in ("vector",) if k >= WIDE else ("vector", "matrix", "dirichlet"):
@@ -25,7 +25,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def spoilt(n: int, k: int, seed: int = 0) -> data.Sample:
-    """Distort `data.draw` by a weight and a bias for every class, which these methods undo."""
+    """Distort `data.draw` by a weight and a bias for every class, which these methods can undo."""
     sample = data.draw(n, k, seed)
     rng = np.random.default_rng(seed + 1)
     weights = np.exp(0.2 * rng.standard_normal(k)).astype(np.float32)
@@ -34,7 +34,7 @@ def spoilt(n: int, k: int, seed: int = 0) -> data.Sample:
 
 
 def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time our solver against others with the same objective."""
+    """Time our solver and others with the same objective."""
     problem = problem_of(method, sample)
     rivals = solvers()
     contenders = [Contender(ours.NAME, lambda: _ours(method, sample))]
@@ -54,7 +54,7 @@ def compare(method: str, sample: data.Sample, rounds: int, budget: float) -> Top
         ],
         f"objectives in float64 on the same features; the same minimum means within "
         f"{SAME_MINIMUM:g} of the smallest, {floor:.9f}; our time includes the checks, the "
-        "temperature and the features, which the rivals are given",
+        "temperature and the features, which are given to the other solvers",
     )
 
 

@@ -1,8 +1,8 @@
 """Other solvers of the objective of vector scaling, matrix scaling and Dirichlet calibration.
 
-Each is given our features and penalties, prepared in the form it needs, and returns W and b.
+Each gets our features and penalties, prepared in the form it needs, and returns W and b.
 scikit-learn's LogisticRegression and netcal's LogisticCalibration are not included: the former
-shrinks W towards 0 instead of I, the latter has no penalty, so neither can find this minimum.
+shrinks W towards 0 instead of I, and the latter has no penalty, so neither can find this minimum.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ class Problem:
 
     @property
     def start(self) -> np.ndarray:
-        """Return the start, W = I above b = 0."""
+        """Return the starting point: W = I above b = 0."""
         weights = np.ones((1, self.k)) if self.off_diagonal is None else np.eye(self.k)
         return np.vstack([weights, np.zeros(self.k)])
 
     def parameters(self, point: np.ndarray) -> Parameters:
-        """Return W (or its diagonal) and b at an offset from the start."""
+        """Return W (or its diagonal) and b at an offset from the starting point."""
         made = self.start + point.reshape(self.start.shape)
         return (made[0] if self.off_diagonal is None else made[:-1].T), made[-1]
 
@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solver:
-    """`prepare(problem)` is not timed, `run(*prepared)` is."""
+    """A solver: `prepare(problem)` is not timed, `run(*prepared)` is."""
 
     name: str
     prepare: Callable[[Problem], tuple[Any, ...]]
@@ -197,7 +197,7 @@ def probmetrics_lbfgs(problem: Problem, x: Any, labels: Any) -> Parameters:
 
 
 def saga_ready(problem: Problem) -> tuple[Any, ...]:
-    """Compile before the clock starts."""
+    """Compile the solver before its time is measured."""
     from probmetrics.saga import warm_up_matrix_scaling, warm_up_vector_scaling
 
     if problem.off_diagonal is None:

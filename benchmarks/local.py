@@ -1,4 +1,4 @@
-"""Topic 8: a map that the SDK loaded from the service, against the same map without the SDK."""
+"""Topic 8: a map loaded by the SDK from the service, compared with the same map without it."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(url: str, n: int, k: int, rounds: int, budget: float) -> Topic:
-    """Time a loaded map against the same map without the SDK."""
+    """Time a loaded map and the same map without the SDK."""
     import calibrd
     from calibrators.methods.temperature import TemperatureMap
 

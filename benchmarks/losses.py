@@ -1,4 +1,4 @@
-"""Topic 9: forward and backward of every loss, against torch's cross-entropy on the same batch."""
+"""Topic 9: forward and backward pass of every loss, compared with torch's cross-entropy."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -28,14 +28,14 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def _settle_memory() -> None:
-    """Free a large block once, like any training run: glibc then keeps blocks of a batch's size."""
+    """Free a large block once, as any training does: glibc then keeps blocks of a batch's size."""
     import torch
 
     torch.zeros(30 * 2**18)
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time every loss against torch's cross-entropy."""
+    """Time every loss and torch's cross-entropy."""
     measured = _alone(sample, BATCHES, rounds, budget)
     torch_time = measured[TORCH]
     return Topic(
@@ -84,7 +84,7 @@ def in_training(rounds: int, budget: float) -> Topic:
 
 
 def _alone(sample: data.Sample, batches: int, rounds: int, budget: float) -> Mapping[str, Measured]:
-    """Time each loss and its gradient on the same batch, `batches` times a round."""
+    """Time each loss and its gradient on the same batch, `batches` times per round."""
     import torch
 
     logits = torch.from_numpy(sample.logits).requires_grad_()
@@ -111,7 +111,7 @@ def _alone(sample: data.Sample, batches: int, rounds: int, budget: float) -> Map
 
 
 def _losses(sample: data.Sample) -> dict[str, Any]:
-    """Return torch's cross-entropy and every loss of the registry, AdaFocal with a state."""
+    """Return torch's cross-entropy and every registered loss; AdaFocal has a state."""
     from torch.nn.functional import cross_entropy
 
     from calibrators.losses import all_losses, make_loss

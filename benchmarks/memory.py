@@ -1,4 +1,4 @@
-"""Topic 5: peak memory of a fit, each in a fresh process, as a multiple of the logits' bytes."""
+"""Topic 5: peak memory of a fit in a new process, as a multiple of the logits' bytes."""
 
 import json
 import subprocess
@@ -42,9 +42,9 @@ def compare(n: int, k: int, files: list[str]) -> Topic:
         f"peak memory of a fit, {n:,} x {k:,} float32 ({n * k * 4 / 2**20:.0f} MiB of logits)",
         rows,
         targets,
-        "growth of the resident set from after the imports (torch included) to its peak, divided "
-        "by the logits' bytes; the logits themselves count; judged by the larger of the kernel's "
-        "high-water mark (VmHWM, reset before the logits exist) and the sampled one",
+        "peak of the resident set minus its size after the imports (including torch), divided by "
+        "the size of the logits, which are part of the peak; the larger of the kernel's high-water "
+        "mark (VmHWM, reset before the logits are created) and the sampled peak is judged",
     )
 
 

@@ -1,4 +1,4 @@
-"""The fresh process of topic 5: imports first, then loads, fits and prints its peak as JSON."""
+"""The new process of topic 5: it imports first, then loads, fits and prints its peak as JSON."""
 
 import json
 import resource

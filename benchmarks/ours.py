@@ -1,7 +1,7 @@
-"""The calls into `calibrators` that are timed: what a user writes, checks included.
+"""The timed calls into `calibrators`, as a user writes them, including input checks.
 
-Imports are inside the functions so that the rivals can be measured without us, and so that a
-broken import shows as a row with its error.
+Imports are inside the functions, so that the competitors can be measured without us and a broken
+import appears as a row with its error.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ NAME = "calibrd"
 
 
 def set_threads(threads: int) -> bool:
-    """Set the threads of `calibrators`; return whether that was possible."""
+    """Set the number of threads of `calibrators`; return whether that was possible."""
     try:
         from calibrators import set_threads as limit
     except ImportError:

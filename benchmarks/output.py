@@ -1,4 +1,4 @@
-"""Tables and verdicts: the only place that writes to the terminal."""
+"""Tables and targets of the benchmarks; no other module writes to the terminal."""
 
 import os
 import platform
@@ -52,7 +52,7 @@ class Target:
 def share_of_fastest(
     title: str, mine: Measured, others: Iterable[Measured], limit: float
 ) -> Target:
-    """Return our time relative to the fastest of these; a missed target if there is none."""
+    """Return our time relative to the fastest of these; without any, a missed target."""
     fastest = min(others, key=lambda found: found.median or float("inf"), default=None)
     name = f"our share of the fastest {title}"
     if fastest is None:
@@ -64,7 +64,7 @@ def share_of_fastest(
 class Topic:
     """Results of one benchmark: rows with the same keys, and the targets judged on them.
 
-    A row's `failure` is shown below the table, not in a column.
+    A row's `failure` is shown below the table instead of in a column.
     """
 
     title: str
@@ -83,7 +83,7 @@ class Results:
     foreign_cores: list[float] = field(default_factory=list)
 
     def add(self, topic: Topic, foreign_cores: float) -> None:
-        """Add a topic, and the number of cores that other processes kept busy meanwhile."""
+        """Add a topic, and the number of cores that other processes used meanwhile."""
         self.topics.append(topic)
         self.foreign_cores.append(foreign_cores)
 
@@ -119,7 +119,7 @@ def write(text: str = "") -> None:
 
 
 def show(value: Any) -> str:
-    """Format with three significant digits, exponents where they help, a dash for None."""
+    """Format with three significant digits, exponents where useful, and a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -173,7 +173,7 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def machine(threads: int) -> Row:
-    """Return the processor, the load before the run and the compared versions."""
+    """Return the processor, the load before the run and the versions of the compared libraries."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()

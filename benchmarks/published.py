@@ -1,7 +1,7 @@
-"""Two published procedures as their papers and public code describe them, in plain torch.
+"""Two published procedures in plain torch, following their papers and public code.
 
 Both take from minutes to hours at 1,000 classes, so each runs until it is done or its time is up
-and reports which share of the work it completed.
+and reports the share of the work that it completed.
 """
 
 import itertools
@@ -29,9 +29,9 @@ WARM_UP = 10
 
 @dataclass(frozen=True)
 class Reached:
-    """Result of a procedure within its time: top-label confidences, and whether they are right.
+    """Result of a procedure within its time: top-label confidences, and whether they are correct.
 
-    ``whole`` is the time of the full procedure: measured if ``done`` is 1, else extrapolated.
+    ``whole`` is the time of the full procedure: measured if ``done`` is 1, otherwise extrapolated.
     """
 
     confidence: np.ndarray
@@ -93,9 +93,10 @@ def _class_temperatures(
 def parametrized_temperature(sample: Sample, budget: float) -> Reached:
     """Train PTS (Tomani, Cremers, Buettner 2022) with Adam on the ten largest logits.
 
-    Two hidden layers of 5 relu units, the absolute value as temperature, squared error between
-    confidence and correctness, logits clipped to +-100, 100,000 steps of 1,000 samples at 5e-5
-    (and ten more that are not timed: the first are slow).
+    The network has two hidden layers of 5 relu units; the absolute value of its output is the
+    temperature. The loss is the squared error between confidence and correctness. Logits are
+    clipped to +-100, and there are 100,000 steps of 1,000 samples at 5e-5. Ten more steps at the
+    start are not timed, because the first ones are slow.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Reference values in float64 from independent code that shares nothing with `calibrators`."""
+"""Reference values in float64 from independent code that does not use `calibrators`."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""One adapter for every rival: each takes prepared input and returns a number.
+"""Adapters for all competitors: each takes prepared input and returns a number.
 
-Input that a rival needs in another form (probabilities, float64, tensors) is prepared outside the
-timed region, which favours the rival.
+Input that a competitor needs in another form (probabilities, float64, tensors) is prepared outside
+the timed region, which favours the competitor.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ STRONG_WOLFE = {"lr": 1.0, "max_iter": 100, "line_search_fn": "strong_wolfe"}
 
 @dataclass(frozen=True)
 class Rival:
-    """`prepare(sample)` is not timed, `run(*prepared)` is; a recipe is copied code."""
+    """A competitor: `prepare(sample)` is not timed, `run(*prepared)` is. A recipe is copied."""
 
     name: str
     prepare: Callable[[Sample], tuple[Any, ...]]
@@ -27,7 +27,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Metric:
-    """`run(probabilities, labels)`; a different quantity is not `comparable`."""
+    """A metric `run(probabilities, labels)`; one of a different quantity is not `comparable`."""
 
     name: str
     run: Callable[[np.ndarray, np.ndarray], float]
@@ -123,7 +123,7 @@ def notebook(**options: Any) -> Callable[[Any, Any], float]:
 
 
 def temperature_rivals() -> list[Rival]:
-    """Return all rivals that fit a temperature to logits."""
+    """Return all competitors that fit a temperature to logits."""
     return [
         Rival("probmetrics bisection", as_tensors, probmetrics("temp-scaling")),
         Rival("probmetrics bisection f64", as_float64_tensors, probmetrics("temp-scaling")),
@@ -198,7 +198,7 @@ def relplot_smooth_ece(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def ece_rivals() -> list[Metric]:
-    """Return all rivals that compute the equal-width top-label ECE, and one smooth variant."""
+    """Return all competitors that compute the equal-width top-label ECE, and a smooth variant."""
     return [
         Metric("torchmetrics", torchmetrics_ece),
         Metric("torchmetrics, no validation", torchmetrics_ece_unchecked),

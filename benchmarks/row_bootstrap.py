@@ -1,7 +1,7 @@
 """The row bootstrap that `evaluate` used before it drew counts of cells, frozen as a reference.
 
-Every draw takes n rows and sums over all of them; the noise floor redraws every row. It shares
-no code with `calibrators.metrics`, except for the cells that rows are put into.
+Every draw takes n rows and sums over all of them; the noise floor redraws every row. The only code
+shared with `calibrators.metrics` is the assignment of rows to cells.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def intervals(
 ) -> list[Bounds]:
     """Return value, low and high of each metric of each side, and of the change if there are two.
 
-    The bounds are percentiles of draws shifted so that their mean is the estimate.
+    The bounds are percentiles of draws, shifted so that their mean is the estimate.
     """
     drawn = resampled(sides, bins, draws, seed)
     if len(drawn) == 2:

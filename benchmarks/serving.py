@@ -1,4 +1,4 @@
-"""Topic 6: predict over HTTP, against an empty endpoint of the same app and against LitServe."""
+"""Topic 6: predict over HTTP, compared with an empty endpoint of the same app and LitServe."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, seconds: float) -> Iterab
 
 
 def compare(rows: int, classes: int, connections: int, rounds: int, seconds: float) -> Topic:
-    """Measure the responses per second of our service and its rivals."""
+    """Measure the responses per second of our service and its competitors."""
     logits = np.random.default_rng(0).normal(size=(rows, classes)).astype(np.float32)
     npy, text = _npy(logits), _json(logits)
     path = "/v1/calibrators/bench@1/predict"
@@ -83,9 +83,10 @@ def _topic(rows: int, classes: int, connections: int, found: dict[str, list[floa
         f"predict over HTTP, {rows} x {classes}, {connections} connection(s)",
         table,
         targets,
-        "one uvicorn process and one LitServe API server with one worker, the load from a third "
-        "process; the empty POST is a Starlette route of the same app that reads the same body and "
-        "returns nothing; medians of alternating rounds, ratios are taken round by round",
+        "one uvicorn process and one LitServe API server with one worker, with the load from a "
+        "third process; the empty POST is a Starlette route of the same app that reads the same "
+        "body and returns nothing; figures are medians of alternating rounds, and ratios are "
+        "computed round by round",
     )
 
 

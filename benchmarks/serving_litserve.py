@@ -1,4 +1,4 @@
-"""The same map behind LitServe, in its own JSON form."""
+"""The same map behind LitServe, with LitServe's JSON format."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Our app in a process of its own, serving one temperature map of 1000 classes."""
+"""Our app in its own process, serving one temperature map of 1,000 classes."""
 
 import base64
 import sys
@@ -14,9 +14,9 @@ MAP = TemperatureMap(k=CLASSES, temperature=1.7)
 
 
 def serve(port: int) -> None:
-    """Serve the real app with two empty routes: one reads the body, one does not.
+    """Serve the real app with two empty routes: one reads the body, the other does not.
 
-    Their paths end in /predict, so that they are logged as little as the real one.
+    Their paths end in /predict, so that they are logged as little as the real route.
     """
     import httpx
     import uvicorn

@@ -1,7 +1,7 @@
-"""Topic 3: a SMART fit against autograd through the softmax, and against the fit it replaced.
+"""Topic 3: a SMART fit compared with autograd through the softmax, and with the fit it replaced.
 
-Up to ``AGREES`` rows the fit takes the same steps as autograd: same model, same start. More rows
-are merged first, and such a fit is judged by held-out error (`benchmarks.smart_speed`).
+Up to ``AGREES`` rows, the fit takes the same steps as autograd: same model, same start. With more
+rows, rows are merged first, and the fit is judged by its held-out error (`benchmarks.smart_speed`).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,9 +28,9 @@ UNJUDGED_CLASSES = 20
 def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterable[Topic]:
     """Yield a judged table if every step has something to learn, and an unjudged one if not.
 
-    At the end of a descent the objective is at its noise floor and Adam follows rounding errors: a
-    change of the logits by one part in a million moved confidences by 5e-3 and the objective by a
-    tenth, and two autograd fits of the same model in float32 differ as much. No agreement can be
+    At the end of a descent, the objective is at its noise floor and Adam follows rounding errors:
+    changing the logits by one part in a million moved confidences by 5e-3 and the objective by a
+    tenth, and two autograd fits of the same model in float32 differ by as much. No agreement can be
     required there.
     """
     for n, k in sizes:
@@ -43,7 +43,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True) -> Topic:
-    """Time our fit against autograd and compare the objectives reached."""
+    """Time our fit and autograd, and compare the objectives reached."""
     logits, labels = sample.logits, sample.labels
     base = reference.best_temperature(logits, labels)
     start = ours.initial_weights(SEED, HIDDEN)
@@ -74,11 +74,11 @@ def compare(sample: data.Sample, rounds: int, budget: float, judged: bool = True
         + ("" if judged else ": nothing to learn beyond TS, not judged"),
         rows,
         _targets(measured, reached, objective) if judged else [],
-        f"our initial weights, seed {SEED}; the objective at the TS start is "
-        f"{reference.soft_calibration_error(before, correct):.6f}; "
-        "differences are from autograd in float64, from which float32 itself differs; "
-        "confidences are exact softmaxes; our time includes the "
-        "checks and the TS fit, autograd is given T_TS",
+        f"all methods start from our initial weights with seed {SEED}; the objective at the TS "
+        f"start is {reference.soft_calibration_error(before, correct):.6f}; differences are "
+        "relative to autograd in float64, from which autograd in float32 differs as well; "
+        "confidences are exact softmaxes; our time includes the checks and the TS fit, while "
+        "autograd is given T_TS",
     )
 
 

@@ -1,7 +1,7 @@
 """SMART as it was fitted before rows were merged: 300 torch steps over all rows, frozen.
 
-The rival of its own successor in `benchmarks.smart`; nothing else may use it. Checks, temperature
-scaling and margins are those of `calibrators`, so only the training is compared.
+It is only used in `benchmarks.smart`, as the competitor of its successor. Checks, temperature
+scaling and margins are those of `calibrators`, so that only the training is compared.
 """
 
 import math

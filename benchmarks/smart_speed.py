@@ -1,8 +1,8 @@
-"""A SMART fit against the one it replaced, in the same run: seconds and held-out error.
+"""A SMART fit compared with the fit it replaced, in the same run: seconds and held-out error.
 
-The error of one draw of the rows says little: it varies with the fit rows and with the held-out
-rows. So it is compared over several draws, by the interval of the mean paired difference.
-`studies/smart_change.py` compares both on real sets.
+The error of a single draw is not informative, because it varies with the fit rows and with the
+held-out rows. The two are therefore compared over several draws, by the interval of the mean paired
+difference. `studies/smart_change.py` compares both on real sets.
 """
 
 import time
@@ -26,7 +26,7 @@ LEVEL = 0.95
 
 
 def compare(n: int, k: int, rounds: int, budget: float) -> Topic:
-    """Time both on one thread, and judge both on the same number of unseen rows."""
+    """Time both on one thread, and judge both on the same number of held-out rows."""
     sample = data.confidently_wrong(n, k)
     held_out = data.confidently_wrong(n, k, HELD_OUT_SEED)
     contenders = [
@@ -52,7 +52,7 @@ def compare(n: int, k: int, rounds: int, budget: float) -> Topic:
 def error_changes(n: int, k: int, budget: float) -> np.ndarray:
     """Return held-out ECE, ours minus the other's, in percent, for each draw of the rows.
 
-    Drawing stops after ``budget`` seconds, but not before there are ``MIN_DRAWS``.
+    Drawing stops after ``budget`` seconds, but not before there are ``MIN_DRAWS`` draws.
     """
     end, changes = time.monotonic() + budget, []
     for draw in range(DRAWS):
@@ -69,7 +69,7 @@ def error_changes(n: int, k: int, budget: float) -> np.ndarray:
 
 
 def _no_worse(changes: np.ndarray) -> Target:
-    """Require that Student's interval of the mean change does not lie above 0."""
+    """Return the target that Student's interval of the mean change must not lie above 0."""
     mean, error = changes.mean(), changes.std(ddof=1) / np.sqrt(len(changes))
     half = student.ppf((1 + LEVEL) / 2, len(changes) - 1) * error
     return Target(

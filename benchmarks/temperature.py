@@ -1,4 +1,4 @@
-"""Topic 1: fitting a temperature, against all libraries that offer it."""
+"""Topic 1: fit a temperature, compared with all libraries that offer it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,7 @@ def run(sizes: Iterable[tuple[int, int]], rounds: int, budget: float) -> Iterabl
 
 
 def compare(sample: data.Sample, rounds: int, budget: float) -> Topic:
-    """Time our fit against the rivals and compare their NLL."""
+    """Time our fit and the competitors, and compare their NLL."""
     best = reference.best_temperature(sample.logits, sample.labels)
     floor = reference.nll(sample.logits, sample.labels, best)
     rivals = temperature_rivals()

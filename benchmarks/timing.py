@@ -1,7 +1,7 @@
-"""Alternated timing: in every round each contender runs once, so noise hits all of them alike.
+"""Alternating timing: each contender runs once per round, so noise affects all of them equally.
 
-Not quite alike, though: OpenMP programs (torch) suffer more than others when another process needs
-a core, so `ForeignLoad` reports how busy other processes were.
+The effect is not quite equal: OpenMP programs (torch) suffer more than others if another process
+needs a core, so `ForeignLoad` reports how busy other processes were.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ HANG_SECONDS = 900
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and the call that is timed."""
+    """A name and the timed call."""
 
     name: str
     run: Callable[[], Any]
@@ -32,7 +32,7 @@ class Contender:
 
 @dataclass
 class Measured:
-    """Seconds by round (the warm-up is round -1 and kept only if there was no time for more)."""
+    """Seconds by round; the warm-up is round -1, kept only if there was no time for more."""
 
     name: str
     seconds: dict[int, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def fastest(self) -> float | None:
-        """Fewest seconds; None if there was no run."""
+        """The minimum of the seconds; None if there was no run."""
         return min(self.seconds.values(), default=None)
 
     @property
@@ -56,7 +56,7 @@ class Measured:
 
 
 class ForeignLoad:
-    """Number of cores that other processes kept busy since its creation, from /proc/stat."""
+    """Number of cores that other processes have used since its creation, from /proc/stat."""
 
     def __init__(self) -> None:
         self._start = self._now()
@@ -71,7 +71,7 @@ class ForeignLoad:
 
     @property
     def cores(self) -> float:
-        """Number of cores that other processes kept busy so far."""
+        """Return the number of cores that other processes have used so far."""
         wall, busy, own = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return max(0.0, (busy - own) / wall)
 
@@ -88,7 +88,7 @@ def no_hang() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Suppress the prints, progress bars and warnings of rivals."""
+    """Suppress the output, progress bars and warnings of other libraries."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -103,8 +103,8 @@ def alternate(
 ) -> dict[str, Measured]:
     """Warm up all contenders, then run `rounds` rounds; none exceeds `budget` seconds in total.
 
-    A contender that raises is kept with its error. One whose warm-up alone exceeds the budget
-    is measured by that warm-up.
+    A contender that raises is kept with its error. If its warm-up alone exceeds the budget, the
+    warm-up is used as its measurement.
     """
     results = {contender.name: Measured(contender.name) for contender in contenders}
     spent: dict[str, float] = {}
@@ -146,7 +146,7 @@ def milliseconds(seconds: float | None) -> float | None:
 
 
 def ratio(ours: Measured, rival: Measured) -> float | None:
-    """Return the median over the shared rounds of our time divided by the rival's."""
+    """Return the median over common rounds of our time divided by the competitor's."""
     shared = ours.seconds.keys() & rival.seconds.keys()
     if shared:
         return statistics.median(ours.seconds[turn] / rival.seconds[turn] for turn in shared)

@@ -1,4 +1,4 @@
-"""``python -m calibrd``, and the command ``calibrd``."""
+"""Entry point of ``python -m calibrd`` and of the command ``calibrd``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ PREDICTIONS = ("prediction", "confidence")
 class Applied(NamedTuple):
     """The result of ``apply_file``.
 
-    ``in_segments`` is the number of rows in a segment of the map; None if it has no segments.
+    ``in_segments`` is the number of rows whose segment the map knows; None if the map has no
+    segments.
     """
 
     target: Path
@@ -58,11 +59,11 @@ class BatchApply:
 
     This is the batch format of Ray Data's ``map_batches(..., batch_format="numpy")``. ``columns``
     names one column of lists or several columns of numbers; the default is ``logits``, or
-    ``probabilities`` for a map fitted on probabilities. ``segments`` is the column with the segment
-    of each row, for a map that has segments, ``features`` the one with the features of each row,
-    for a map that needs them. The result is the column ``output`` or, with
-    ``one_column_each``, columns such as ``probabilities_0``; ``predictions`` adds the columns
-    ``prediction`` and ``confidence``. Existing columns are never replaced.
+    ``probabilities`` for a map fitted on probabilities. ``segments`` names the column with the
+    segment of each row, for maps with segments; ``features`` names the column with the features of
+    each row, for maps that need them. The result is the column ``output`` or, with
+    ``one_column_each``, one column per class such as ``probabilities_0``; ``predictions`` adds the
+    columns ``prediction`` and ``confidence``. Existing columns are never replaced.
     """
 
     fitted: Applies
@@ -115,7 +116,7 @@ class BatchApply:
 
 
 def current_map(fitted: Applies) -> CalibrationMap:
-    """Return the map that is in use now; it stays the same if the alias moves."""
+    """Return the map that is in use now; it does not change when the alias moves."""
     return fitted.map if isinstance(fitted, LocalMap) else fitted
 
 
@@ -134,18 +135,19 @@ def apply_file(
     force: bool = False,
     progress: bool = True,
 ) -> Applied:
-    """Apply a map to a file and write the result to another, block by block, in constant memory.
+    """Apply a map to a file and write the result to another file, in constant memory.
 
-    Both files are .npy, .npz, .parquet or .arrow. The input is the array or column ``logits``, or
-    ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` names another column
-    or several. Other columns are copied from table to table and other arrays from npz to npz,
-    without the inputs if ``drop_inputs`` is set; between other formats, and in an npy file, only
-    the probabilities are written. The remaining options are the same as for BatchApply;
-    ``predictions`` and ``one_column_each`` need a table, and ``output`` has no effect on an npy
-    file. The segments are read from the array or column that ``segments`` names, by default
-    ``segments`` or ``segment`` if present, and the features of a map that needs them from the array
-    ``features`` of an npz. The target appears only when it is complete, and
-    replaces an existing file only with ``force``.
+    Each file may be .npy, .npz, .parquet or .arrow. The input is the array or column ``logits``, or
+    ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` names one or more
+    other columns. From table to table the other columns are copied as well, and from npz to npz the
+    other arrays; ``drop_inputs`` leaves out the inputs. Between other formats, and in an npy file,
+    only the probabilities are written.
+
+    Segments are read from the array or column named by ``segments``, by default ``segments`` or
+    ``segment`` if present. Features, if the map needs them, are read from the array ``features`` of
+    an npz. The remaining options are the same as for BatchApply; ``predictions`` and
+    ``one_column_each`` need a table, and ``output`` has no effect on an npy file. The target is
+    written atomically, and an existing file is replaced only with ``force``.
     """
     start, end = Path(source), Path(target)
     steady = current_map(fitted)  # one version for the whole file

@@ -1,4 +1,4 @@
-"""The blocking and the asynchronous client, with the same calls."""
+"""The synchronous and the asynchronous client, which have the same calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _ClientBase(Calls, Generic[Http]):
 
     def _begin(self, connection: Connection) -> None:
         super().__init__(connection)
-        self._tls = httpx.create_ssl_context()  # once: it is slower than everything else here
+        self._tls = httpx.create_ssl_context()  # created once, because it is slow
         self._open()
         reset_after_fork(self)
 
@@ -87,10 +87,10 @@ class _ClientBase(Calls, Generic[Http]):
 
 
 class Client(_ClientBase[httpx.Client], Blocking):
-    """Client of the service, which threads can share; close it, or use it as a context manager.
+    """Thread-safe client of the service; close it, or use it as a context manager.
 
-    ``url`` and ``api_key`` default to CALIBRD_URL and CALIBRD_API_KEY, or the service that
-    ``make serve`` runs on this machine. ``timeout`` is how many seconds a request
+    ``url`` defaults to CALIBRD_URL, or to the service that ``make serve`` runs on this machine;
+    ``api_key`` defaults to CALIBRD_API_KEY. ``timeout`` is the number of seconds that a request
     waits for the next byte. Idempotent calls are retried for ``retry_seconds`` while the service is
     unreachable. Data larger than ``part_bytes`` is uploaded in parts of that size. A forked process
     opens its own connections.
@@ -170,11 +170,11 @@ class Client(_ClientBase[httpx.Client], Blocking):
 
 
 class _Cancelled(Exception):
-    """Another of the concurrent flows has failed, or Ctrl-C was pressed."""
+    """A concurrent flow has failed, or Ctrl-C was pressed."""
 
 
 class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
-    """A client with the same calls as ``Client``, awaited in one event loop."""
+    """Client with the same calls as ``Client`` as coroutines, for use in a single event loop."""
 
     _http_class = httpx.AsyncClient
 
@@ -245,6 +245,7 @@ class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
 
 
 def _read_response(response: httpx.Response, body: Body) -> Response:
-    # its stream refers back to it and would keep the request alive until garbage collection
+    # the stream and the response refer to each other, which would keep the request alive until
+    # the next garbage collection
     response.stream = httpx.ByteStream(b"")
     return Response(response.status_code, response.headers, body.content())

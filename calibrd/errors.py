@@ -2,14 +2,14 @@
 
 CalibrdError
 ├── ServiceAway            unreachable, or no response before the deadline
-│   └── MaybeDone          ... to a call that must not be sent twice and may have succeeded
+│   └── MaybeDone          the same for a call that is not retried: it may have succeeded
 ├── StoreAway              the object store does not accept the parts sent directly to it
 ├── NotCalibrd             something responds at this URL, but it is not a calibrd service
-├── FitFailed              a fit ended without a version: ``code`` says why
+├── FitFailed              the fit failed: ``code`` says why
 ├── FitWasCancelled        the fit was cancelled
 ├── WaitedTooLong          the timeout of ``wait`` has passed; the fit continues
 ├── MapDamaged             the bytes of a map do not have the expected hash
-├── InputMismatch          an alias has moved to a version that takes different input
+├── InputMismatch          the alias has moved to a version that takes different input
 └── Refused                the service responded with a problem: ``status``, ``request_id``
     ├── Invalid            400, 405, 406, 413, 414, 415, 422, 431: correct the request
     ├── Unauthenticated    401: use a valid key
@@ -33,10 +33,10 @@ from calibrators.error_codes import hint_of
 
 
 class CalibrdError(Exception):
-    """Base of all errors of the SDK; ``hint`` says what to do, if that is known."""
+    """Base class of the SDK's errors; ``hint`` says how to fix the problem, if known."""
 
     code: str
-    # whether an earlier attempt of the same request may have succeeded
+    # whether an earlier attempt at the same request may have succeeded
     repeated: bool = False
 
     @property
@@ -51,7 +51,7 @@ class CalibrdError(Exception):
         return f"{sentence}\nhint: {self.hint}" if self.hint else sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # keeps all attributes, which the message alone would not restore
+        # keep all attributes; the default would restore only the message
         return _rebuilt, (type(self), self.args), dict(vars(self))
 
 
@@ -62,13 +62,13 @@ def _rebuilt(kind: type[CalibrdError], args: tuple[Any, ...]) -> CalibrdError:
 
 
 class ServiceAway(CalibrdError, ConnectionError):
-    """The service is unreachable, or not ready before the deadline."""
+    """The service is unreachable, or did not respond before the deadline."""
 
     code = "service_away"
 
 
 class MaybeDone(ServiceAway):
-    """A call that must not be sent twice got no response: it may have succeeded."""
+    """A call that is not safe to retry got no response; it may have succeeded."""
 
     code = "maybe_done"
 
@@ -86,7 +86,7 @@ class NotCalibrd(CalibrdError):
 
 
 class FitFailed(CalibrdError):
-    """A fit ended without a version: ``code`` says why, ``fit`` is its id."""
+    """The fit failed: ``code`` says why, and ``fit`` is its id."""
 
     def __init__(self, code: str, message: str, fit: str) -> None:
         super().__init__(f"fit {fit} failed: {message} ({code})")
@@ -105,8 +105,8 @@ class FitWasCancelled(CalibrdError):
 
 
 def resume_hint(fit: str) -> str:
-    """Return a hint on how to wait for a fit again or cancel it."""
-    return f"client.wait({fit!r}) waits for it again, client.cancel({fit!r}) stops it"
+    """Return a hint that says how to resume waiting for a fit or cancel it."""
+    return f"client.wait({fit!r}) resumes waiting, client.cancel({fit!r}) cancels the fit"
 
 
 class WaitedTooLong(CalibrdError, TimeoutError):
@@ -120,7 +120,7 @@ class WaitedTooLong(CalibrdError, TimeoutError):
 
     @property
     def hint(self) -> str:
-        """How to wait for the fit again or cancel it."""
+        """How to resume waiting for the fit or cancel it."""
         return resume_hint(self.fit)
 
 
@@ -131,7 +131,7 @@ class MapDamaged(CalibrdError):
 
 
 class InputMismatch(CalibrdError):
-    """An alias has moved to a version that takes different input from the loaded one."""
+    """The alias has moved to a version that takes different input from the loaded one."""
 
     code = "input_mismatch"
 
@@ -139,8 +139,8 @@ class InputMismatch(CalibrdError):
 class Refused(CalibrdError):
     """The service responded with a problem.
 
-    ``code`` is stable and meant for programs, ``detail`` is meant for people. ``details`` holds the
-    numbers and names of the problem; ``request_id`` identifies the request in the service's log.
+    ``code`` is stable and meant for programs; ``detail`` is meant for people. ``details`` holds the
+    numbers and names in the message. ``request_id`` identifies the request in the service's log.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Forbidden(Refused):
 
 
 class NotFound(Refused):
-    """There is no such object in the workspace of this key."""
+    """The object does not exist in the workspace of this key."""
 
 
 class TooSlow(Refused):

@@ -1,4 +1,4 @@
-"""Responses of the service as plain records.
+"""Dataclasses for the responses of the service.
 
 Fields that a newer service adds are ignored; times are in UTC.
 """
@@ -128,10 +128,10 @@ class Calibrator:
 
 @dataclass(frozen=True, repr=False)
 class Version:
-    """A fitted map on the service: where it came from and how it was judged.
+    """A fitted map on the service, with its origin and its report.
 
-    ``report`` is None if the version was registered without one, or comes from a list: in that
-    case, call ``client.report``.
+    ``report`` is None if the version was registered without one, or was returned in a list;
+    ``client.report`` returns the report of a version from a list.
     """
 
     calibrator: Name
@@ -169,7 +169,7 @@ class Version:
         return f"{self.calibrator}@{self.number}"
 
     def summary(self) -> str:
-        """Return the version as text for terminals: where it came from, and its report."""
+        """Return the version's facts and its report as text for terminals."""
         width = max(map(len, self._facts))
         lines = [f"{name.ljust(width)}  {fact}" for name, fact in self._facts.items()]
         parts = [self.reference, "\n".join(lines)]
@@ -185,7 +185,7 @@ class Version:
 
     @property
     def _facts(self) -> dict[str, str]:
-        """The known facts as text."""
+        """The facts that are known, as text."""
         rows = "" if self.rows is None else f" of {self.rows:,} rows"
         seed = "" if self.seed is None else f", seed {self.seed}"
         when = "" if self.created_at is None else f"{self.created_at:%Y-%m-%d %H:%M} UTC "
@@ -206,8 +206,8 @@ class Version:
 class Comparison:
     """Two versions measured on the same rows; the first is the report's ``before``.
 
-    ``dataset`` is None for the rows that both versions were judged on. ``no_verdict`` says
-    why there is no verdict, for example because a version was fitted on these rows.
+    ``dataset`` is None if these are the rows that both versions were judged on. ``no_verdict``
+    gives the reason if there is no verdict, for example that a version was fitted on these rows.
     """
 
     calibrator: Name
@@ -241,8 +241,8 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    A method that ``needs_segments`` is fitted on rows with segments, one that ``needs_features``
-    on rows with features, one that ``needs_head`` also on the classification head.
+    ``needs_segments`` and ``needs_features`` say whether the method requires rows with segments or
+    features, ``needs_head`` whether it also requires the classification head.
     """
 
     name: str
@@ -279,7 +279,7 @@ class NewKey:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an upload that has arrived."""
+    """An uploaded part of a dataset."""
 
     number: int
     bytes: int
@@ -288,7 +288,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The state of each part of the service: ``ok``, or what is wrong; truthy if all are ok."""
+    """The state of each component: ``ok``, or what is wrong. Truthy if all of them are ok."""
 
     status: str
     database: str
@@ -316,7 +316,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Convert a value to its annotated type; raise TypeError or ValueError if that fails."""
+    """Convert a value to its annotated type; raise TypeError or ValueError if it does not fit."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     if value is None:

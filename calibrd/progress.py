@@ -1,4 +1,4 @@
-"""Progress bars, in terminals and notebooks."""
+"""Progress bars for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calibrd.terminal import printable
 
 
 class ProgressBar:
-    """A tqdm bar, or a no-op if it is not shown."""
+    """A tqdm bar, or a no-op if ``shown`` is false."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
@@ -43,7 +43,7 @@ class ProgressBar:
 
 
 class FitProgress(ProgressBar):
-    """The bar of a fit on the service: method, step, loss and remaining time."""
+    """The progress bar of a fit on the service: method, step, loss and remaining time."""
 
     TICKS = 1000
 

@@ -1,4 +1,4 @@
-"""Responses of the service about training runs, as plain records."""
+"""Dataclasses for the service's responses about training runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunMetrics:
 
 @dataclass(frozen=True)
 class Session:
-    """One start of a training job; its steps follow ``base_step``."""
+    """One start of a training job; its first step follows ``base_step``."""
 
     id: Id
     number: int
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSession:
-    """A session to send statistics to; it continues after ``step``, with ``state``.
+    """A session that accepts statistics; training continues after ``step`` with ``state``.
 
     ``state`` is None for a monitor.
     """
@@ -107,7 +107,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bins of equal width; empty bins have None."""
+    """Bins of equal width; the means of empty bins are None."""
 
     count: list[float]
     confidence: list[float | None]
@@ -116,7 +116,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class RunBins(Bars):
-    """Bins of equal mass, and their edges."""
+    """Bins of equal mass with their edges."""
 
     edges: list[float]
 
@@ -125,8 +125,8 @@ class RunBins(Bars):
 class RunStep:
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``switched`` lists the bins whose gamma changed sign; ``verified`` says whether the service
-    computed the same state as the trainer, None if there was nothing to verify.
+    ``switched`` lists the bins whose gamma changed sign. ``verified`` says whether the service
+    computed the same state as the trainer; it is None if there was nothing to verify.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier with calibrated probabilities.
+"""scikit-learn classifiers with calibrated probabilities.
 
 >>> from sklearn.datasets import load_digits
 >>> from sklearn.naive_bayes import GaussianNB
@@ -43,23 +43,23 @@ LEAST = np.finfo(np.float64).eps
 
 
 class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """An estimator and a calibration map, fitted on outputs for rows the estimator has not seen.
+    """A classifier whose outputs are calibrated by a map fitted on out-of-sample outputs.
 
-    The outputs come from ``cv`` stratified folds (a number, or a splitter that tests every row
-    once); then the estimator is fitted on all rows. An estimator in ``FrozenEstimator`` is not
-    refitted: call ``fit`` with rows that it has not seen. ``calibrator`` is the name of a method
-    with its ``params``, or a recipe such as ``Smart(steps=100)``; ``seed`` is used to shuffle the
-    folds and passed to the method.
+    The map is fitted on out-of-fold outputs from ``cv`` (a number of stratified folds, or a
+    splitter that tests every row once); then the estimator is fitted on all rows. An estimator in
+    ``FrozenEstimator`` is not refitted: call ``fit`` with rows that it was not trained on.
+    ``calibrator`` is the name of a method with its ``params``, or a recipe such as
+    ``Smart(steps=100)``. ``seed`` shuffles the folds and is passed to the method.
 
     The ``decision_function`` of the estimator is used if it has one, else ``predict_log_proba``,
-    else ``predict_proba``; probabilities below 2.2e-16 are raised to it, because the logarithms of
-    a few tiny ones (naive Bayes, trees, forests) would otherwise dominate the fit.
-    ``sample_weight`` is passed to the estimator; the map and the report count every row once.
+    else ``predict_proba``. Probabilities are clipped at 2.2e-16 from below; otherwise the
+    logarithms of a few tiny values (naive Bayes, trees, forests) would dominate the fit.
+    ``sample_weight`` is passed to the estimator; the map and the report weight all rows equally.
 
     Fitted attributes: ``estimator_``, ``map_`` (register it with ``client.register(name,
     model.map_, model.report_)``), ``report_``, ``calibration_set_`` (the outputs and labels that
-    the map was fitted on; a pickle of the model holds them too), ``classes_``, ``response_`` (which
-    output is used).
+    the map was fitted on; they are part of a pickled model), ``classes_``, ``response_`` (the name
+    of the method whose output is used).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
 
     @property
     def report_(self) -> Report:
-        """The report of the method on rows it was not fitted on, computed on first access."""
+        """The report of the method on held-out rows, computed on first access."""
         check_is_fitted(self)
         if self._report is None:
             recipe, seed, frozen = self._judging  # the parameters may have changed since
@@ -136,7 +136,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         return np.asarray(self.classes_[likeliest])
 
     def get_metadata_routing(self) -> Any:
-        """Return how scikit-learn's metadata routing forwards the arguments of ``fit``."""
+        """Return the router that forwards the metadata of ``fit`` to the estimator."""
         mapping = MethodMapping().add(caller="fit", callee="fit")
         router = MetadataRouter(owner=self).add_self_request(self)
         return router.add(estimator=self.estimator, method_mapping=mapping)
@@ -221,11 +221,11 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
-        with np.errstate(divide="ignore"):  # trees have probabilities of zero
+        with np.errstate(divide="ignore"):  # trees may return probabilities of zero
             return self._rows(getattr(self.estimator_, self.response_)(X))
 
     def _rows(self, outputs: Array) -> Array:
-        """Return outputs as (n, k); outputs for two classes may be a single column."""
+        """Return outputs as (n, k); for two classes they may arrive as a single column."""
         rows = np.asarray(outputs, dtype=np.float64)
         if self.response_ != "decision_function":
             least = LEAST if self.response_ == "predict_proba" else np.log(LEAST)

@@ -1,4 +1,4 @@
-"""Untrusted text on a terminal: characters that move the cursor or reorder text are escaped."""
+"""Escape untrusted text for terminals: characters that move the cursor or reorder text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUSPECT = re.compile(r"[^\x20-\x7e]")
 def printable(text: object, *, lines: bool = False) -> str:
     r"""Return text with control characters, bidirectional overrides and the like escaped.
 
-    They are escaped as in Python; with ``lines``, newlines and tabs are kept.
+    The escapes are those of Python; with ``lines``, newlines and tabs are kept.
 
     >>> print(printable("a\x1b[31mb\u202e"), printable("x\ny\r"))
     a\x1b[31mb\u202e x\ny\r
@@ -23,7 +23,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_safe(text: str) -> str:
-    r"""Return JSON text with the characters that ``printable`` escapes written as JSON escapes.
+    r"""Return JSON text in which the characters that ``printable`` escapes are JSON escapes.
 
     >>> json_safe('["\x9b\u202e"]')
     '["\\u009b\\u202e"]'

@@ -1,4 +1,4 @@
-"""Calibrated PyTorch models, and collection of a model's logits for a fit.
+"""Calibrate PyTorch models, and collect their logits for a fit.
 
 >>> from calibrators.methods.temperature import TemperatureMap
 >>> model = CalibratedModule(nn.Linear(4, 3), TemperatureMap(k=3, temperature=1.5))
@@ -39,11 +39,12 @@ LABELS = ("labels", "label")
 class CalibratedModule(nn.Module):
     """A model and its calibration map as one module that returns calibrated probabilities.
 
-    The map's parameters are part of the ``state_dict``, start on the model's device and move with
-    the module, which can be exported with ``torch.export`` and ``torch.onnx``. The model returns
-    logits as a tensor, as ``output.logits`` or as ``output["logits"]``; with
-    ``outputs="probabilities"`` it returns probabilities in the same way, for a map that was fitted
-    on probabilities.
+    The map's parameters are part of the ``state_dict``, are placed on the model's device and move
+    with the module. The module can be exported with ``torch.export`` and ``torch.onnx``.
+
+    The model must return logits as a tensor, as ``output.logits`` or as ``output["logits"]``. For a
+    map that was fitted on probabilities, set ``outputs="probabilities"``; the model must then
+    return probabilities in one of these forms.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class CalibratedModule(nn.Module):
         return found
 
     def logits(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return calibrated logits (n, k), whose softmax is the calibrated probabilities."""
+        """Return calibrated logits (n, k); their softmax gives the calibrated probabilities."""
         return self.map.logits(_tensor_of(self.model(*args, **kwargs), self._outputs))
 
 
@@ -81,7 +82,7 @@ def collect_logits(
 
     A batch is a tuple of the model's arguments followed by the labels, or a dict with ``labels``
     (or ``label``) whose other entries are keyword arguments of the model. The model runs in eval
-    mode without gradients, and its mode is restored afterwards; batches are moved to ``device``, by
+    mode without gradients; its mode is restored afterwards. Batches are moved to ``device``, by
     default the model's. Logits of lower precision are converted to float32.
     """
     target = _device_of(model) if device is None else torch.device(device)
@@ -106,10 +107,10 @@ def collect_logits(
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return the fingerprint of a module: a hash of its state's names, shapes, types and values.
+    """Return a hash of the names, shapes, types and values in a module's state.
 
-    It ties a map to the module. It is the same on every device and changes with every training
-    step.
+    The fingerprint ties a map to the module. It is the same on every device and changes with every
+    training step.
     """
     found = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):

@@ -45,7 +45,7 @@ with Monitor(client, run="cross-entropy", fresh=True) as monitor:
 with AdaFocal(client, run="adafocal", rate=5.0, fresh=True) as adafocal:
     after = train_model(adafocal, adafocal.loss)
 
-print(f"AdaFocal's calibration error is {after / before:.2f} of cross-entropy's")
+print(f"AdaFocal's calibration error is {after / before:.2f} times that of cross-entropy")
 print("gammas by confidence:", adafocal.state.gammas.round(1).tolist())
 steps = client.run_history("adafocal")
 print(f"the service has {len(steps)} steps, all verified: {all(one.verified for one in steps)}")

@@ -17,9 +17,9 @@ cal = np.load(DATA / "fashion_ce__cal.npz")
 test = np.load(DATA / "fashion_ce__test.npz")
 
 with calibrd.Client() as client:
-    # identical data is sent once: a second run uploads nothing
+    # identical data is sent only once: a second run uploads nothing
     dataset = client.upload(cal["logits"], cal["labels"])
-    print(f"{dataset.rows:,} rows, {dataset.classes} classes are on the service\n")
+    print(f"uploaded {dataset.rows:,} rows, {dataset.classes} classes\n")
 
     version = client.fit("fashion", dataset=dataset, method="smart", seed=0)
     print(version.summary())
@@ -34,12 +34,12 @@ with calibrd.Client() as client:
     remote = client.predict("fashion@production", test["logits"][:3])
     print("\nconfidence of three test images:", remote.max(axis=1).round(3))
 
-    # in this process: verified, cached, and usable even while the service is unreachable
+    # in this process: the map is verified, cached, and usable while the service is unreachable
     local = client.load("fashion@production")
     probabilities = local.apply(test["logits"])
     print("largest difference between the two:", f"{np.abs(probabilities[:3] - remote).max():.1e}")
 
-    # and on images that were not used for fitting
+    # on images that were not used for fitting
     judged = client.evaluate("fashion@production", test["logits"], test["labels"])
     print(f"ECE on {judged.n:,} new images: {100 * judged.metrics['ece']:.2f} %, ", end="")
-    print(f"a perfect model would measure {100 * judged.noise_floor.mean:.2f} %")
+    print(f"a perfectly calibrated model would show {100 * judged.noise_floor.mean:.2f} %")

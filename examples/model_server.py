@@ -5,8 +5,9 @@
 
     curl -s localhost:9000/classify --json '{"pixels": [0.1, 0.9, 0.3]}'
 
-The map follows its alias: promote another version, and within REFRESH seconds it is used here.
-While the calibration service is unreachable, the server keeps using, and starts with, its last map.
+The map follows its alias: if another version is promoted, the server uses it within REFRESH
+seconds. While the calibration service is unreachable, the server keeps its last map; it can also
+start with that map.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Image(BaseModel):
 
 
 def model(pixels: list[float]) -> np.ndarray:
-    """Return logits (1, 10); a stand-in for your network."""
+    """Return logits (1, 10); replace this with your network."""
     weights = np.random.default_rng(len(pixels)).normal(size=(len(pixels), CLASSES))
     return np.array([pixels]) @ weights
 

@@ -1,4 +1,4 @@
-"""A scikit-learn model whose probabilities mean something, and its map on the service.
+"""Calibrate a scikit-learn model, and register its map on the service.
 
     pip install 'calibrd[sklearn,train]'
     CALIBRD_URL=http://127.0.0.1:8000 python examples/sklearn_model.py
@@ -38,7 +38,7 @@ rows = {
 for name, (before, after) in rows.items():
     print(f"{name:<20} {before:>11.3f} {after:>12.3f}")
 
-# judged on the training rows, each by an estimator and a map that had not seen it
+# judged on the training rows, each by an estimator and a map that were not fitted on it
 print(f"\n{model.report_.summary()}")
 
 # the logits stay here: only the map and its report are sent

@@ -1,4 +1,4 @@
-"""A PyTorch model: logits from a DataLoader, a map fitted here, and one ONNX file with both.
+"""Calibrate a PyTorch model: collect logits, fit a map locally, and export both to one ONNX file.
 
 pip install 'calibrd[train,onnx]' onnxscript scikit-learn
 CALIBRD_URL=http://127.0.0.1:8000 python examples/torch_onnx.py
@@ -32,7 +32,7 @@ for _ in range(60):
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimiser.step()
 
-# fit where the logits are, send only the map; the fingerprint binds it to these weights
+# fit locally and send only the map; the fingerprint ties it to these weights
 logits, labels = collect_logits(model, DataLoader(cal, batch_size=64))
 fitted = calibrd.fit_local(logits, labels, method="smart")
 print(fitted.report.summary())  # the verdict, with intervals
@@ -40,7 +40,7 @@ with calibrd.Client() as client:
     version = client.register("digits-net", *fitted, model=fingerprint(model))
 print(f"\nregistered as {version.reference} for the model {version.model[:19]}...")
 
-# model and map as one module: state_dict, devices and export are torch's own
+# model and map as one module, with torch's own state_dict, devices and export
 calibrated = CalibratedModule(model, fitted.map).eval()
 images = torch.stack([one for one, _ in test])
 batch = torch.export.Dim("batch")

@@ -1,4 +1,4 @@
-"""Fixtures that several tests use."""
+"""Fixtures shared by several test folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-# a file that takes long and begins last leaves the other processes of `make test` without work
+# if a long file began last, the other processes of `make test` would be idle
 LONGEST_FIRST = (
     "service/worker/test_worker_processes.py",
     "calibrd/test_documents.py",
@@ -64,25 +64,25 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files begin first; the tests of a file stay in their order."""
+    """Run the longest files first; the tests of a file keep their order."""
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the garbage collector need not look through it again and again."""
+    """Freeze imported objects, so that the garbage collector does not scan them repeatedly."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _heed_ctrl_c() -> None:
-    """A job in the background is started with SIGINT ignored, and so is all that it starts."""
+    """Restore the handler of SIGINT, which background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def shared_fleet() -> Iterator[Fleet]:
-    """PostgreSQL and S3, started when the first test asks for them."""
+    """Yield PostgreSQL and S3, started by the first test that needs them."""
     from helpers.backends import fleet
 
     with fleet() as started:

@@ -1,4 +1,4 @@
-"""All SDK calls, each written once as a flow and grouped by subject."""
+"""All SDK calls, grouped by subject; each is written once, as a flow."""
 
 from calibrd.api.aliases import AliasCalls
 from calibrd.api.datasets import DatasetCalls

@@ -24,11 +24,11 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Point an alias of a calibrator at a version, given by its number or another alias.
 
-        A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
-        ``reason``; so does one that measurably loses accuracy compared with the model itself or
-        with the version that the alias points at. With ``expected``, the last known revision (0 if
-        the alias does not exist yet), the move is refused with ``alias_has_moved`` if the alias has
-        moved since.
+        ``force`` and a ``reason`` are required if the version was judged ``worse`` or
+        ``insufficient_data``, was not judged, or is measurably less accurate than the model itself
+        or the version that the alias points at. ``expected`` is the last known revision (0 if the
+        alias does not exist yet); if the alias has moved since, the call is refused with
+        ``alias_has_moved``.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
@@ -44,7 +44,7 @@ class AliasCalls(VersionCalls):
                 *place,
                 body=body,
                 headers=_condition(expected),
-                # after a first success the condition no longer holds
+                # once the first attempt succeeds, the condition no longer holds
                 repeatable=expected is None,
                 check_hint=_check_hint(name, alias),
             )
@@ -61,8 +61,8 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Undo the last move of an alias; a second call undoes the move before that.
 
-        With ``expected``, the last known revision, the rollback is refused with ``alias_has_moved``
-        if the alias has moved since.
+        ``expected`` is the last known revision; if the alias has moved since, the call is refused
+        with ``alias_has_moved``.
         """
         if expected == 0:
             raise ValueError("expected must be the revision to undo, at least 1, got 0")
@@ -94,7 +94,7 @@ class AliasCalls(VersionCalls):
 
 
 def _condition(expected: int | None) -> dict[str, str]:
-    """Return the header that requires a revision; 0 means that the alias does not exist yet."""
+    """Return the header that requires the expected revision; 0 requires that none exists yet."""
     if expected is None:
         return {}
     return {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}

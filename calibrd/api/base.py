@@ -1,4 +1,4 @@
-"""Base class for the API calls: holds the connection and sends requests over it."""
+"""Base class of the API calls, which holds the connection and sends requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
 class ApiBase:
-    """Base class for the groups of calls: it sends their requests."""
+    """Base class of the call groups; sends their requests."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -53,10 +53,10 @@ class ApiBase:
         retry_seconds: float | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> Flow[Response]:
-        """Send a request to a path below ``/v1/``; return the response, or raise the error in it.
+        """Send a request to a path below ``/v1/``; return the response, or raise its error.
 
-        A request that is not ``repeatable`` is sent once; ``check_hint`` says how to find out
-        whether it succeeded. A response of more than ``max_bytes`` raises NotCalibrd.
+        A request that is not ``repeatable`` is sent only once; ``check_hint`` tells the user how to
+        find out whether it succeeded. A response larger than ``max_bytes`` raises NotCalibrd.
         """
         all_headers = dict(headers or {})
         if body is not None:
@@ -74,14 +74,14 @@ class ApiBase:
     def request_record(
         self, kind: type[Record], method: str, *place: object, **options: Any
     ) -> Flow[Record]:
-        """Return the record in the response to a request."""
+        """Send a request and return the record in its response."""
         response = yield from self.request(method, *place, **options)
         return record_of(kind, document_of(response))
 
     def request_all(
         self, kind: type[Record], *place: object, limit: int | None, **query: Any
     ) -> Flow[list[Record]]:
-        """Return the records of a list, at most ``limit``, requested page by page."""
+        """Request a list page by page and return its records, at most ``limit``."""
         found: list[Record] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
@@ -95,7 +95,7 @@ class ApiBase:
             if cursor is None:
                 return found[:limit]
             if not page:
-                raise NotCalibrd("the response is an empty page, but claims that more follow")
+                raise NotCalibrd("the response is an empty page, but says that more follow")
         raise NotCalibrd(f"the list does not end after {MAX_PAGES:,} pages")
 
     def number_at(self, ref: Reference, **options: Any) -> Flow[int]:

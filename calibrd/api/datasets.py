@@ -33,11 +33,11 @@ class DatasetCalls(ApiBase):
         """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
         ``segments`` holds the segment of each row, as strings or integers, for the method
-        "segmented"; ``features`` (n, d) the input to the model's last layer, for methods that need
-        it, and ``head`` that layer's ``(weight, bias)``. All may be lists, or arrays of numpy,
-        torch, pandas, polars or pyarrow. They are checked before anything is sent; bytes that the
-        service already has are not sent again. Large datasets are sent in parts, several at a time,
-        and an interrupted upload resumes with the missing parts.
+        "segmented". ``features`` (n, d) holds the input to the model's last layer, and ``head`` is
+        that layer's ``(weight, bias)``, for methods that need them. All arguments may be lists, or
+        arrays of numpy, torch, pandas, polars or pyarrow. They are checked before anything is sent.
+        Bytes that the service already has are not sent again. Large datasets are sent in parts,
+        several at a time, and an interrupted upload resumes with the missing parts.
         """
         payload: Payload = yield Work(
             lambda: pack_dataset(logits, labels, kind, segments, features, head)
@@ -52,12 +52,12 @@ class DatasetCalls(ApiBase):
 
     @call
     def get_dataset(self, id: str) -> Flow[Dataset]:
-        """Return a dataset by its id or as ``sha256:...``."""
+        """Return a dataset, given by its id or ``sha256:...``."""
         return (yield from self.request_record(Dataset, "GET", "datasets", id))
 
     @call
     def delete_dataset(self, id: str) -> Flow[None]:
-        """Delete a dataset; versions fitted on it stay."""
+        """Delete a dataset; versions fitted on it are kept."""
         try:
             yield from self.request("DELETE", "datasets", id)
         except NotFound as error:

@@ -56,12 +56,12 @@ class FitCalls(DatasetCalls, VersionCalls):
     ) -> Flow[Version]:
         """Fit a calibrator on the service and return the new version with its report.
 
-        It is fitted on ``logits`` and ``labels`` (and ``segments``, the segment of each row, for
-        the method "segmented"; ``features``, the input to the model's last layer, and ``head``,
-        that layer's ``(weight, bias)``, for methods that need them), which are uploaded, or on an
-        existing ``dataset``. ``model`` is the fingerprint of the model that produced the logits.
-        After ``timeout`` seconds WaitedTooLong is raised; the fit continues, and ``wait`` waits for
-        it.
+        Pass ``logits`` and ``labels``, which are uploaded, or an existing ``dataset``. The method
+        "segmented" also needs ``segments``, the segment of each row. Some methods need
+        ``features``, the input to the model's last layer, and ``head``, that layer's
+        ``(weight, bias)``. ``model`` is the fingerprint of the model that produced the logits.
+        After ``timeout`` seconds WaitedTooLong is raised, but the fit continues; ``wait`` resumes
+        waiting.
         """
         fit = yield from FitCalls.start_fit.flow(
             self,
@@ -111,14 +111,12 @@ class FitCalls(DatasetCalls, VersionCalls):
         delete_after_fit: bool = False,
         progress: bool = True,
     ) -> Flow[Fit]:
-        """Start a fit without waiting for it; each method creates a version.
+        """Start a fit and return without waiting for it; each method creates a version.
 
-        A method is given by its name or as ``(name, parameters)``. ``wait`` waits for the fit.
+        Give each method by name or as ``(name, parameters)``. ``wait`` waits for the result.
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
-            raise TypeError(
-                "a fit takes either logits and labels, two arrays, or dataset=, and not both"
-            )
+            raise TypeError("a fit takes either logits and labels or dataset=, but not both")
         more = any(one is not None for one in (segments, features, head))
         if dataset is not None and (delete_after_fit or kind != "logits" or more):
             raise TypeError(
@@ -162,7 +160,7 @@ class FitCalls(DatasetCalls, VersionCalls):
     def wait(
         self, fit: str | Fit, *, progress: bool = True, timeout: float | None = None
     ) -> Flow[Fit]:
-        """Wait until a fit has succeeded; raise FitFailed, FitWasCancelled or WaitedTooLong."""
+        """Wait for a fit and return it; raise FitFailed, FitWasCancelled or WaitedTooLong."""
         if isinstance(fit, str):
             fit = yield from self.request_record(Fit, "GET", "fits", fit)
         return (yield from self._finished(fit, progress=progress, timeout=timeout))
@@ -217,9 +215,9 @@ class FitCalls(DatasetCalls, VersionCalls):
         return fit
 
     def _polled(self, fit: Fit, left: float, *, quiet: bool) -> Flow[Fit]:
-        """Return the fit when it is finished or the polling interval has passed."""
+        """Return the fit once it has finished or the polling interval has passed."""
         wait = min(QUIET_POLL_SECONDS if quiet else POLL_SECONDS, math.floor(min(left, 60)))
-        if not wait:  # the service counts in whole seconds
+        if not wait:  # the service only waits for whole seconds
             yield Pause(left)
         return (
             yield from self.request_record(

@@ -1,4 +1,4 @@
-"""Keys in the workspace, for callers with the scope ``admin``."""
+"""API keys of the workspace; the calls need the scope ``admin``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps that are applied in this process."""
+"""Load maps, to apply them in this process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class LocalCalls(ApiBase):
     ) -> Flow[LocalMap]:
         """Load a map to apply in this process; it follows its alias.
 
-        The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk;
-        the cached map is used if the service is unavailable, something else responds in its
-        place, or the bytes arrive damaged, and the problem is logged once. With ``model``, the
-        fingerprint of the local model, a version fitted for another model is refused with
-        ``model_mismatch``.
+        The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk.
+        The cached map is used if the service is unavailable, something else responds in its place,
+        or the bytes arrive damaged; the problem is logged once. ``model`` is the fingerprint of the
+        local model: a version fitted for another model is refused with ``model_mismatch``.
         """
         checked_refresh(refresh)
         request = MapRequest(Reference.of(ref), model, MapCache(Cache(self.connection)))
@@ -58,8 +57,8 @@ class LocalCalls(ApiBase):
 
 
 def _is_outage(error: CalibrdError) -> bool:
-    """Return whether an error is an outage, unrelated to this map and this key."""
+    """Return whether an error is an outage rather than a problem with this map or key."""
     if isinstance(error, Refused):
-        is_from_proxy = error.code == f"status_{error.status}"  # not reported by the service
+        is_from_proxy = error.code == f"status_{error.status}"  # not the service's own code
         return isinstance(error, ServerError) or is_from_proxy
     return isinstance(error, ServiceAway | NotCalibrd | MapDamaged)

@@ -16,7 +16,7 @@ class OperationCalls(ApiBase):
 
     @call
     def ready(self) -> Flow[Readiness]:
-        """Return which parts of the service are ready, without retries; truthy if all are.
+        """Return the readiness of each component, without retries; truthy if all are ready.
 
         Raise ServiceAway if there is no response.
         """

@@ -30,8 +30,8 @@ from calibrd.transport.responses import array_of, document_of, header_of, member
 Array = NDArray[Any]
 NPY = "application/x-npy"
 BLOCK_BYTES = 1 << 23
-JSON_BYTES = 10  # in JSON text, per byte of a number stored as float16 or wider
-WIDEST = 2  # the response may have twice the bytes: float64, or two columns for one
+JSON_BYTES = 10  # bytes of JSON text per byte of a number (float16 or wider)
+WIDEST = 2  # the response may be twice as large: float64, or two columns for one
 
 
 class SentRows(NamedTuple):
@@ -43,7 +43,7 @@ class SentRows(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """The bytes per row, in the request or the response."""
+        """The number of bytes per row, in the request or the response, whichever is larger."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
         if self.segments is not None:
             width += self.segments.itemsize
@@ -52,7 +52,7 @@ class SentRows(NamedTuple):
         return width
 
     def block(self, rows: range) -> SentRows:
-        """Return a range of the rows."""
+        """Return the rows in a range."""
         part = slice(rows.start, rows.stop)
         segments, features = (
             None if one is None else one[part] for one in (self.segments, self.features)
@@ -60,7 +60,7 @@ class SentRows(NamedTuple):
         return SentRows(self.values[part], segments, features)
 
     def has_rows(self, count: int) -> bool:
-        """Return whether a response to these rows may have ``count`` rows."""
+        """Return whether ``count`` rows is a valid size for the response."""
         return self.values.ndim == 1 or count == len(self.values)
 
     @property
@@ -80,7 +80,7 @@ class SentRows(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Probabilities, the version that computed them, and its note on unknown segments."""
+    """Probabilities, the version that computed them, and a note on unknown segments."""
 
     probabilities: Array
     version: str
@@ -101,15 +101,15 @@ class PredictCalls(ApiBase):
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
-        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on them.
+        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
 
         A one-dimensional array is one row; for a map of two classes, or if the array does not fit
         into one request, it holds one logit (or probability) per row, as for maps from ``load``.
         Many rows are sent in blocks, several at a time. ``segments`` holds the segment of each row,
-        for a map that has segments; there is an UnknownSegments warning if some are unknown to the
-        map. ``features`` holds those of each row (n, d), for a map that needs them. With ``model``,
-        a version that was fitted for another model is refused with ``model_mismatch``. ``load``
-        does the same without the network.
+        for a map that has segments; segments that the map does not know cause an UnknownSegments
+        warning. ``features`` (n, d) holds the features of each row, for a map that needs them.
+        ``model`` is a fingerprint: a version that was fitted for another model is refused with
+        ``model_mismatch``. To apply maps without the network, use ``load``.
         """
         found, notes = yield from self._in_blocks(
             ref, values, segments, features, drop_none(dtype=dtype, model=model)
@@ -129,11 +129,11 @@ class PredictCalls(ApiBase):
         features: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
-        """Measure on the service how well a version calibrates up to 100,000 rows.
+        """Return a report of how well a version is calibrated on up to 100,000 labelled rows.
 
-        With ``segments`` the report covers each segment, whether the map has segments or not; a map
-        that has segments is applied as in ``predict``, with the same warning. A map that needs
-        ``features`` is applied with them.
+        With ``segments`` the report covers each segment, whether or not the map has segments.
+        ``segments`` and ``features`` are passed to the map as in ``predict``, with the same
+        warning for unknown segments.
         """
         payload: Payload = yield Work(
             lambda: pack_dataset(values, labels, kind, segments, features)
@@ -158,7 +158,7 @@ class PredictCalls(ApiBase):
     def _in_blocks(
         self, ref: str | Version, values: Any, segments: Any, features: Any, query: Any
     ) -> Flow[tuple[Array, list[str]]]:
-        """Return the probabilities of all rows, and the notes on unknown segments."""
+        """Return the probabilities of all rows and the notes on unknown segments."""
         array: Array = yield Work(lambda: as_array(values))
         names: Array | None = None
         if segments is not None:
@@ -193,7 +193,7 @@ class PredictCalls(ApiBase):
         first = yield from self._block(name, sent, range(rows), query)
 
         def of(start: int) -> Callable[[], Flow[Predicted]]:
-            # with the version of the first block: an alias may move in the meantime
+            # all blocks use the version of the first one, because the alias may move
             return lambda: self._block(first.version, sent, range(start, start + rows), query)
 
         others: list[Predicted] = yield Together([of(start) for start in starts])
@@ -203,7 +203,7 @@ class PredictCalls(ApiBase):
         return np.concatenate([one.probabilities for one in blocks]), [one.note for one in blocks]
 
     def _block(self, ref: str, sent: SentRows, rows: range, query: Any) -> Flow[Predicted]:
-        """Return the predictions of some rows; errors count rows from the start of the array."""
+        """Return the predictions of a block; errors give row numbers in the whole array."""
         block = sent.block(rows)
         try:
             return (yield from self._predicted(ref, block, query))
@@ -222,7 +222,7 @@ class PredictCalls(ApiBase):
             ) from error
 
     def _predicted(self, ref: str, block: SentRows, query: Any) -> Flow[Predicted]:
-        """Return the predictions of one request."""
+        """Send one request and return its predictions."""
         content: bytes = yield Work(block.content)
         response = yield from self.request(
             "POST",
@@ -246,7 +246,7 @@ class PredictCalls(ApiBase):
 
 
 def _checked(version: str) -> str:
-    """Return the version in a header; raise NotCalibrd if it is not a reference."""
+    """Return the version named in a header; raise NotCalibrd if it is not a reference."""
     try:
         return str(Reference.of(version))
     except ValueError as error:
@@ -259,7 +259,7 @@ def unknown_segments(response: Response) -> str:
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """Warn once, at the line of the user's code, with the notes of all blocks merged."""
+    """Merge the notes of all blocks into one warning that points at the user's code."""
     present = [one for one in notes if one]
     if not present:
         return

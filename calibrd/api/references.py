@@ -11,7 +11,7 @@ DEFAULT_ALIAS = "production"
 
 
 def checked_name(name: str) -> str:
-    """Return a calibrator's name; raise ValueError if it is invalid, such as ``name@alias``."""
+    """Return a calibrator's name unchanged; raise ValueError if it is invalid."""
     if not NAME.fullmatch(name):
         raise ValueError(
             "a calibrator's name must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', "
@@ -21,7 +21,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_alias(alias: str) -> str:
-    """Return the name of an alias; raise ValueError if it is invalid, such as a version number."""
+    """Return an alias unchanged; raise ValueError if it is invalid, such as a number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
             "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', not digits "
@@ -31,14 +31,14 @@ def checked_alias(alias: str) -> str:
 
 
 class Reference(NamedTuple):
-    """A calibrator and one of its versions, given by alias or number."""
+    """A reference to a version: the calibrator's name, and an alias or a number."""
 
     name: str
     ref: str
 
     @classmethod
     def of(cls, ref: str | Version) -> Reference:
-        """Parse a reference; without ``@`` it means the alias production.
+        """Parse a reference; without ``@`` it refers to the alias production.
 
         >>> Reference.of("resnet50@3").number, Reference.of("resnet50").ref
         (3, 'production')

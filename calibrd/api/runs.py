@@ -41,11 +41,11 @@ class RunCalls(ApiBase):
     ) -> Flow[RunSession]:
         """Open or continue a training run; return a session with the state to train with.
 
-        Without ``state`` or ``from_step`` it continues from the last decided step. All ranks of a
-        job pass the same ``session``. ``decides`` says who merges the statistics and updates the
-        state: the ``trainer``, or the ``service``, which waits at most ``merge_timeout`` seconds
-        for all ranks. ``begun`` is the start time of a session that is reported late, in seconds
-        since 1970; of two sessions, the one that began later is the newer one.
+        Without ``state`` or ``from_step``, the run continues from the last decided step. All ranks
+        of a job pass the same ``session``. ``decides`` says who merges the statistics and updates
+        the state: the ``trainer``, or the ``service``, which waits at most ``merge_timeout``
+        seconds for all ranks. ``begun`` is the start time of the session in seconds since 1970, for
+        sessions that are reported late; the session with the latest start is the current one.
         """
         body = drop_none(
             name=checked_run(name),
@@ -76,10 +76,10 @@ class RunCalls(ApiBase):
         rank: int = 0,
         state: AdaFocalState | None = None,
     ) -> Flow[StepDecision]:
-        """Send a rank's statistics of a step; sending the same statistics again has no effect.
+        """Send a rank's statistics for a step; sending the same statistics again has no effect.
 
-        ``statistics`` may be serialised already. ``state`` is the state that training continues
-        with, if the trainer decides.
+        ``statistics`` may be serialised already. If the trainer decides, ``state`` is the state
+        that training continues with.
         """
         if isinstance(statistics, BinStatistics):
             content: bytes = yield Work(statistics.to_bytes)
@@ -105,9 +105,9 @@ class RunCalls(ApiBase):
         wait: float = 0.0,
         session: str | RunSession | None = None,
     ) -> Flow[RunState]:
-        """Return the state to train with, once a step beyond ``after`` is decided.
+        """Wait until a step after ``after`` is decided, and return the state to train with.
 
-        After ``wait`` seconds (at most 60) return the latest state, whichever step it belongs to.
+        After ``wait`` seconds (at most 60), return the latest state, whichever step it belongs to.
         """
         id = session.id if isinstance(session, RunSession) else session
         return (
@@ -131,7 +131,7 @@ class RunCalls(ApiBase):
         after: int | None = None,
         limit: int | None = None,
     ) -> Flow[list[RunStep]]:
-        """List the decided steps of a run, oldest first, without steps that were repeated later.
+        """List the decided steps of a run, oldest first, leaving out steps repeated later.
 
         With ``session``, list all steps of that session, repeated or not.
         """
@@ -159,14 +159,14 @@ class RunCalls(ApiBase):
         description: str | None = None,
         archived: bool | None = None,
     ) -> Flow[Run]:
-        """Change the tags or the description of a run, or archive or restore it."""
+        """Change the tags or description of a run, or archive or unarchive it."""
         body = drop_none(tags=tags, description=description, archived=archived)
         place = ("runs", checked_run(name))
         return (yield from self.request_record(Run, "PATCH", *place, body=body, repeatable=True))
 
 
 def checked_run(name: str) -> str:
-    """Return the name of a run; raise ValueError if it is invalid."""
+    """Return the name of a run unchanged; raise ValueError if it is invalid."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
             "a run's name must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', and begin "

@@ -1,4 +1,4 @@
-"""Upload datasets: send only missing bytes, in parts if large, and resume after interruptions."""
+"""Upload datasets: skip stored bytes, split large datasets, and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the cached id comes from a file, whic
 MAX_PARTS = 10_000
 AT_ONCE = 4
 SOON = timedelta(days=1)
-# the lowest speed at which the service joins and checks parts
+# lower bound on the speed at which the service joins and checks parts
 COMMIT_BYTES_PER_SECOND = 1 << 23
 
 _log = logging.getLogger("calibrd")
 
 
 class Retention(NamedTuple):
-    """How long the service keeps a dataset."""
+    """Retention settings of a dataset on the service."""
 
     delete_after_fit: bool = False
     days: float | None = None
@@ -50,7 +50,7 @@ class Retention(NamedTuple):
 
 @dataclass
 class Upload:
-    """One upload, which sends its parts directly to the object store where possible."""
+    """One upload; its parts are sent directly to the object store where possible."""
 
     client: ApiBase
     payload: Payload
@@ -60,7 +60,7 @@ class Upload:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def flow(self) -> Flow[Dataset]:
-        """Return the dataset; send it unless the service already has its bytes."""
+        """Return the dataset; upload it unless the service already has it."""
         sha256: str = yield Work(lambda: self.payload.sha256)
         known = yield from self._known(sha256)
         if known is not None and self._is_kept(known):
@@ -82,7 +82,7 @@ class Upload:
             return None
 
     def _is_kept(self, known: Dataset) -> bool:
-        """Return whether the dataset is kept long enough; sending it again extends that time."""
+        """Return whether the stored dataset will be kept; if not, another upload extends it."""
         if self.retention != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON
@@ -109,7 +109,7 @@ class Upload:
             try:
                 made = yield from self._send_and_commit(sha256, size, entry)
             except (Conflict, NotFound) as error:
-                # another process that sends the same data was faster, or a part was lost
+                # another process has uploaded the same data in the meantime, or a part was lost
                 _log.info("retrying the upload of %s: %s", sha256, error)
                 known = yield from self._known(sha256)
                 if known is not None and self._is_kept(known):
@@ -145,7 +145,7 @@ class Upload:
         )
 
     def _opened(self, id: str | None) -> Flow[tuple[str, dict[int, Part]]]:
-        """Return an interrupted upload with the parts that have arrived, or a new upload."""
+        """Return the id and the uploaded parts of an interrupted upload, or of a new one."""
         if id is not None and ID.fullmatch(id):
             try:
                 response = yield from self.client.request("GET", "datasets", id)

@@ -1,4 +1,4 @@
-"""Calibrators, their versions and reports; maps fitted elsewhere can be registered."""
+"""Calibrators, versions and reports; registration of maps fitted elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VersionCalls(ApiBase):
 
     @call
     def report(self, ref: str | Version) -> Flow[Report]:
-        """Return the report of a version; raise ``no_report`` if it was registered without one."""
+        """Return the report of a version; a version without one raises NotFound (``no_report``)."""
         number = yield from self.number_at(Reference.of(ref))
         return (yield from self.report_of(Reference.of(ref).name, number))
 
@@ -88,10 +88,10 @@ class VersionCalls(ApiBase):
         """Register a map that was fitted locally as a version; no logits leave this machine.
 
         ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
-        Without a report the version can only be promoted by force. ``judged_rows``, the ``rows`` in
-        the result of ``fit_local``, allow ``compare`` to compare the version with others judged on
-        the same data. They hold the confidence, NLL, Brier score and margin of each judged row, and
-        whether the prediction was correct.
+        Without a report, the version can only be promoted by force. ``judged_rows`` is the ``rows``
+        in the result of ``fit_local``; with it, ``compare`` can compare the version with others
+        judged on the same data. It holds the confidence, NLL, Brier score and margin of each judged
+        row, and whether the prediction was correct.
         """
         checked_name(name)
         plain = map_of(fitted)
@@ -127,9 +127,10 @@ class VersionCalls(ApiBase):
     ) -> Flow[Comparison]:
         """Compare two versions of a calibrator, given by number or alias, on the same rows.
 
-        The verdict is about ``second`` relative to ``first``: ``improved`` means that ``second`` is
-        better. They are compared on the rows that both were judged on and neither was fitted on,
-        or on a ``dataset``. There is no verdict on rows that one of the versions was fitted on.
+        The verdict judges ``second`` relative to ``first``: ``improved`` means that ``second`` is
+        better. The versions are compared on a ``dataset``, or by default on the rows that both were
+        judged on and neither was fitted on. If one of them was fitted on the rows of the dataset,
+        there is no verdict.
         """
         checked_name(name)
         numbers = []

@@ -1,3 +1,3 @@
-"""The commands of ``calibrd``, one file per subject."""
+"""The commands of ``calibrd``, one module per subject."""
 
 INTERRUPTED = 130

@@ -21,16 +21,16 @@ def add_to(add_command: AddCommand) -> None:
         "version", metavar="VERSION", help="version number, or another alias"
     )
     _add_alias_flag(promote_parser)
-    promote_parser.add_argument("--reason", default="", help="recorded in the history")
+    promote_parser.add_argument("--reason", default="", help="reason, recorded in the history")
     promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="promote even if worse, less accurate or judged on too few rows; needs --reason",
+        help="promote a version that the promotion rules refuse; needs --reason",
     )
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
     _add_alias_flag(rollback_parser)
-    rollback_parser.add_argument("--reason", default="", help="recorded in the history")
+    rollback_parser.add_argument("--reason", default="", help="reason, recorded in the history")
     history_parser = add_command("history", history, "list the moves of an alias, newest first")
     history_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
     _add_alias_flag(history_parser)
@@ -38,7 +38,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def promote(context: CommandContext) -> None:
-    """Move an alias and show how the figures change."""
+    """Move an alias and print the figures before and after."""
     flags = context.flags
     checked_alias(flags.alias)
     with context.client() as client:

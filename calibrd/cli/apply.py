@@ -18,9 +18,7 @@ def add_to(add_command: AddCommand) -> None:
         "apply", apply, "apply a map locally to a file of any size, in constant memory"
     )
     parser.add_argument("source", metavar="IN", help=".npy, .npz, .parquet or .arrow")
-    parser.add_argument(
-        "target", metavar="OUT", help="same formats; appears only when it is complete"
-    )
+    parser.add_argument("target", metavar="OUT", help="same formats; written atomically")
     add_map_flags(parser)
     parser.add_argument(
         "--dtype",
@@ -34,12 +32,12 @@ def add_to(add_command: AddCommand) -> None:
         "--output-column",
         default="probabilities",
         metavar="NAME",
-        help="name of the output; unused for .npy [probabilities]",
+        help="name of the output array or column; not used for .npy [probabilities]",
     )
     out.add_argument(
         "--columns-out",
         action="store_true",
-        help="one column per class in tables: probabilities_0, ...",
+        help="write one column per class in tables: probabilities_0, ...",
     )
     out.add_argument(
         "--predictions",

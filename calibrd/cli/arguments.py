@@ -1,4 +1,4 @@
-"""The command line: its parser, exit codes and errors."""
+"""The command line: parser, exit codes and error handling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Command = Callable[[CommandContext], int | None]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; report an error in a line or two."""
+    """Run a command and return its exit code; print errors in one or two lines."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     output = Output(json="--json" in words, quiet="--quiet" in words or "-q" in words)
     escape_unencodable()
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except NotWritten as error:
         Output().error(error_document(error))
         return ERROR
-    except Exception as error:  # noqa: BLE001 - reported in a line; --traceback shows more
+    except Exception as error:  # noqa: BLE001 - printed; --traceback shows where it came from
         if "--traceback" in words:
             write_stderr(traceback.format_exc())
         output.error(error_document(error))
@@ -77,7 +77,7 @@ def _run(words: list[str], output: Output) -> int:
 
 @contextmanager
 def _notes(output: Output) -> Iterator[None]:
-    """Show warnings and log messages of the packages as notes."""
+    """Print warnings and log messages of the packages as notes."""
     shown = set()  # each fold of a fit may raise the same warning
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -99,7 +99,7 @@ def _notes(output: Output) -> Iterator[None]:
 
 
 class _Once(argparse.Action):
-    """Store a value; refuse a second one, which would replace the first."""
+    """Store the value of an option; reject repeated options instead of keeping the last value."""
 
     was_given = False
 
@@ -117,7 +117,7 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises CommandError: usage errors are reported like any other."""
+    """Argument parser that raises CommandError, so usage errors are reported like other errors."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -171,12 +171,14 @@ def _common_flags() -> _Parser:
     group.add_argument(
         "--json", action="store_true", help="print one JSON document on stdout, even for an error"
     )
-    group.add_argument("--quiet", "-q", action="store_true", help="no notes and no progress bars")
+    group.add_argument(
+        "--quiet", "-q", action="store_true", help="suppress notes and progress bars"
+    )
     group.add_argument("--url", help="URL of the service [CALIBRD_URL, or http://127.0.0.1:8000]")
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help="API key; prefer CALIBRD_API_KEY: other users can read command lines",
+        help="API key; prefer CALIBRD_API_KEY, because other users can see command lines",
     )
     group.add_argument(
         "--retry-seconds",
@@ -185,6 +187,6 @@ def _common_flags() -> _Parser:
         help="how long to retry while the service is unavailable [5, fit: 30]",
     )
     group.add_argument(
-        "--traceback", action="store_true", help="show where an error came from, for bug reports"
+        "--traceback", action="store_true", help="print the traceback of an error, for bug reports"
     )
     return flags

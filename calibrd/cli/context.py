@@ -1,4 +1,4 @@
-"""The context of a command, and flags that several commands share."""
+"""The context of a command, and flags shared by several commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AddCommand(Protocol):
 
 
 class NamedMap(NamedTuple):
-    """A map with its description: a file, or a version of the service."""
+    """A map with a description of its origin: a file, or a version on the service."""
 
     fitted: CalibrationMap
     description: str
@@ -37,7 +37,7 @@ class NamedMap(NamedTuple):
 
 @dataclass(frozen=True)
 class CommandContext:
-    """The flags of a command, and its output."""
+    """The flags and the output of a command."""
 
     flags: argparse.Namespace
     output: Output
@@ -73,10 +73,10 @@ class CommandContext:
         return None if several is None else [name.strip() for name in several.split(",")]
 
     def map(self, *, confirmed: bool = False) -> NamedMap:
-        """Return the map of ``--map``: a file that ends in .calibrd, or a version of the service.
+        """Return the map named by ``--map``: a .calibrd file, or a version on the service.
 
-        While the service is unavailable, this is the map that was loaded last, unless it must be
-        ``confirmed``.
+        If the service is unavailable, return the most recently loaded map; with ``confirmed``,
+        raise CommandError instead if the map was named by alias.
         """
         name: str = self.flags.map
         if name.endswith(MAP_ENDING) or "/" in name:
@@ -115,7 +115,7 @@ def _read(path: Path) -> CalibrationMap:
 
 
 def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) -> None:
-    """Refuse rows unless they have the kind and the number of classes of the map."""
+    """Raise CommandError unless the rows have the map's kind and number of classes."""
     if (data.k, data.kind) != (fitted.k, fitted.kind):
         raise CommandError(
             "wrong_kind",
@@ -125,17 +125,17 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
 
 
 def note_segments(context: CommandContext, known: int, rows: int) -> None:
-    """Note how many rows are in a segment of the map, unless all are."""
+    """Print how many rows are in a segment of the map, unless all of them are."""
     if known < rows:
         context.output.note(
-            f"{known:,} of {rows:,} rows are in a segment of this map; the others get the map "
+            f"{known:,} of {rows:,} rows are in a segment of this map; the others use the map "
             "fitted on all rows"
         )
 
 
 def add_limit_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that limits a list."""
-    parser.add_argument("--limit", type=_count, metavar="N", help="list at most N")
+    parser.add_argument("--limit", type=_count, metavar="N", help="list at most N items")
 
 
 def seconds(text: str) -> float:
@@ -158,7 +158,7 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
     group = parser.add_argument_group("in parquet and arrow files")
     group.add_argument("--columns", metavar="A,B,...", help="columns of numbers, one per class")
     group.add_argument(
-        "--logits-column", metavar="NAME", help="column of lists, one per row [the kind]"
+        "--logits-column", metavar="NAME", help="column of lists, one per row [named after --kind]"
     )
     group.add_argument(
         "--segments-column",
@@ -172,7 +172,7 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
         group.add_argument(
             "--kind",
             choices=["logits", "probabilities"],
-            help="kind of the values; the array names of an npz imply it [logits]",
+            help="kind of the values; in an npz, the name of the array implies it [logits]",
         )
 
 

@@ -1,4 +1,4 @@
-"""``calibrd demo``: every method on a real model, judged on rows that no fit has seen."""
+"""``calibrd demo``: fit every method to a real model's output; judge on held-out rows."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def add_to(add_command: AddCommand) -> None:
         type=Path,
         default=Path("calibrd-demo.html"),
         metavar="FILE",
-        help="the page to write [calibrd-demo.html]",
+        help="report page to write [calibrd-demo.html]",
     )
 
 
 def demo(context: CommandContext) -> None:
-    """Fit, print the table, write the page."""
+    """Fit every method, print a table and write the report page."""
     say = context.output.say
     cal, test = sample("cal"), sample("test")
     say(f"{TITLE}: fitted on {cal.n:,} rows, judged on {test.n:,} others.")
-    say("An ECE at its floor is what a perfectly calibrated model would show.\n")
+    say("The floor is the ECE that a perfectly calibrated model would show.\n")
     say(_aligned("method", HEAD, "verdict"))
     rows = []
     left_out = [
@@ -71,7 +71,7 @@ def demo(context: CommandContext) -> None:
     for name in sorted(methods, key=lambda one: (one == DEFAULT_METHOD, one != "identity", one)):
         rows.append(_fitted(name, cal, test))
         say(_line(rows[-1]))
-    say(f"\nleft out, because this sample has no segments and no features: {', '.join(left_out)}")
+    say(f"\nLeft out, because this sample has no segments or features: {', '.join(left_out)}")
     chosen = next(row for row in rows if row.name == DEFAULT_METHOD)
     target = _write_page(chosen, context.flags.out)
     say(f"\nWrote the report of {chosen.name!r} to {target}")
@@ -79,7 +79,7 @@ def demo(context: CommandContext) -> None:
 
 
 def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row:
-    """Fit a method and judge it."""
+    """Fit a method and judge the map on the test rows."""
     started = time.perf_counter()
     fitted = all_methods()[name]().fit(cal)
     seconds = time.perf_counter() - started
@@ -88,7 +88,7 @@ def _fitted(name: str, cal: CalibrationSet, test: CalibrationSet) -> Row:
         test.labels,
         before=softmax(test.logits),
         margin=margins(test.logits),
-        judged_on=f"{test.n:,} test images that no fit saw",
+        judged_on=f"{test.n:,} test images not used in any fit",
     )
     report = replace(report, temperatures=temperatures_of(fitted, test))
     return Row(name, fitted, report.with_fit(method=fitted.method, **fitted.fit_info), seconds)

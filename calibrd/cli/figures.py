@@ -13,7 +13,7 @@ from calibrd.models import Version
 
 
 class Figures(NamedTuple):
-    """A version compared with another (``against``), or with the model itself (None)."""
+    """A version compared with the version ``against``, or with the model itself (None)."""
 
     against: int | None
     number: int
@@ -21,7 +21,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, client: Client, version: Version, alias: str) -> Figures | None:
-        """Compare a version with the one the alias points at, or else with the model."""
+        """Compare a version with the alias's current version, or if that fails with the model."""
         compared = _compared(client, version, alias)
         if compared is not None:
             return compared
@@ -31,7 +31,7 @@ class Figures(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The figures as plain JSON."""
+        """The figures as a JSON document."""
         return {
             "against": self.against,
             "rows": self.report.n,
@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 
 def _compared(client: Client, version: Version, alias: str) -> Figures | None:
-    """Compare with the alias's version; None if that is this version, or there is no verdict."""
+    """Compare with the alias's version; None if it is the same one or there is no verdict."""
     try:
         there = client.get_alias(version.calibrator, alias).version
         if there == version.number:

@@ -26,25 +26,23 @@ from calibrd.models import Dataset, Recommendation, Version
 RETRY_SECONDS = 30.0
 # methods, each with its parameters
 Methods = list[tuple[str, Mapping[str, Any]]]
-# versions, and which of several is recommended
+# the versions and, if there are several, the recommendation
 Made = tuple[list[Version], Recommendation | None]
 
 
 def add_to(add_command: AddCommand) -> None:
     """Add the command."""
-    parser = add_command(
-        "fit", fit, "fit a map, judge it on rows the fit has not seen, create a version"
-    )
+    parser = add_command("fit", fit, "fit a map, judge it on held-out rows and create a version")
     parser.add_argument(
         "data",
         metavar="DATA",
-        help=f"{ENDINGS} with logits (or probabilities), labels and optional segments",
+        help=f"{ENDINGS} file with logits (or probabilities), labels and optional segments",
     )
     parser.add_argument("--name", help="name of the calibrator on the service")
     parser.add_argument(
         "--method",
         action="append",
-        help="auto, temperature, smart, ...; may be repeated, to create a version of each "
+        help="auto, temperature, smart, ...; repeat it to create a version with each method "
         f"[{DEFAULT_METHOD}]",
     )
     parser.add_argument(
@@ -67,9 +65,11 @@ def add_to(add_command: AddCommand) -> None:
         help="share of the rows held out for judging [0.2, or cross-fitting below 1,000 rows]",
     )
     parser.add_argument(
-        "--evaluation", metavar="FILE", help="judge on the rows of this file instead"
+        "--evaluation",
+        metavar="FILE",
+        help="judge on the rows of this file instead of held-out rows",
     )
-    parser.add_argument("--description", default="", help="stored with the version")
+    parser.add_argument("--description", default="", help="text, stored with the version")
     parser.add_argument("--promote", metavar="ALIAS", help="point this alias at the new version")
     parser.add_argument(
         "--local",
@@ -87,7 +87,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def fit(context: CommandContext) -> None:
-    """Fit a map and show how it was judged."""
+    """Fit a map and print its report."""
     flags = context.flags
     _check(flags)
     methods = _methods(flags)
@@ -183,7 +183,7 @@ def _fit_on_service(context: CommandContext, client: Client, methods: Methods) -
 
 
 def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
-    """Return the rows of a file; raise if a method needs their segments and there are none."""
+    """Return the rows of a file; raise CommandError if a method needs segments it lacks."""
     needing = (_method_needing_segments(*one, context.flags.seed) for one in methods)
     method = next((one for one in needing if one is not None), None)
     found = context.set_file(path).for_segments(method is not None)
@@ -200,12 +200,12 @@ def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
 def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
         return make_recipe(method, params, seed=seed).method_needing_segments
-    except ParameterError:  # the service may support more methods, and reports what is wrong
+    except ParameterError:  # left to the service, which may support more methods
         return None
 
 
 def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> SetFile:
-    """Return the rows of --evaluation; raise unless their kind and classes match the fit's."""
+    """Return the rows of --evaluation; raise CommandError unless they match those of DATA."""
     found = _rows(context, context.flags.evaluation, methods)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
@@ -247,7 +247,7 @@ def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> M
             )
         except Exception as error:
             for one in made:
-                error.add_note(f"{one.reference} ({one.method}) was created before this")
+                error.add_note(f"{one.reference} ({one.method}) had already been created")
             raise
         made.append(version)
     if len(made) < 2:
@@ -282,7 +282,7 @@ def _fit_to_file(context: CommandContext, methods: Methods) -> None:
 def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
     flags = context.flags
     for method, params in methods:
-        make_recipe(method, params, seed=flags.seed)  # before anything is read
+        make_recipe(method, params, seed=flags.seed)  # reports bad parameters before reading files
     data = _rows(context, flags.data, methods)
     evaluation = None
     if flags.evaluation is not None:

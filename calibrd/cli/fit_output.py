@@ -13,7 +13,7 @@ from calibrd.terminal import printable
 
 
 def answer_one(context: CommandContext, version: Version, alias: Alias | None) -> None:
-    """Print the report of a version, and where its alias points."""
+    """Print the report of a version, and its alias if it was promoted."""
     report = version.report
     document = {**_document(version), "alias": alias}
     lines = [] if report is None else [report.summary(), ""]
@@ -29,7 +29,7 @@ def answer_one(context: CommandContext, version: Version, alias: Alias | None) -
 def answer_all(
     context: CommandContext, versions: list[Version], advice: Recommendation | None
 ) -> None:
-    """Print a line for each of several versions, and which of them is recommended."""
+    """Print a line for each of several versions, and the recommended one."""
     lines = []
     for one in versions:
         judged = one.verdict or "not judged"
@@ -47,7 +47,7 @@ def answer_all(
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:
-    """Return lines on what ``auto`` chose and left out, or what a method fell back to."""
+    """Return lines that explain the choice of ``auto``, or the fallback of another method."""
     if sentence := fallback_sentence(info):
         return [printable(sentence)]
     if info.get("chosen_by") != "auto":

@@ -27,7 +27,7 @@ from calibrd.io.dataset_files import ENDINGS
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
 MAX_TIMES = 1000
-# the metrics that can be limited, and their names in sentences
+# the metrics that can have a limit, and their names in sentences
 METRICS = {
     "calibration_error": "calibration error (debiased root mean square)",
     "ece": "ECE (15 equally wide bins)",
@@ -49,14 +49,14 @@ class Decision(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The metric, its value, interval and limit in a sentence."""
+        """A sentence with the metric, its value, interval and limit."""
         value, low, high = (
             _percent(one) for one in (self.interval.value, self.interval.low, self.interval.high)
         )
         level = f"{100 * self.interval.level:g} %"
         return (
             f"The {METRICS[self.metric]} is {value}, with a {level} interval from {low} to {high}; "
-            f"its limit is {_percent(self.limit)}: {_name(self.gate)}."
+            f"the limit is {_percent(self.limit)}: {_name(self.gate)}."
         )
 
 
@@ -81,8 +81,8 @@ def add_to(add_command: AddCommand) -> None:
         "--max-calibration-error",
         type=_limit("--max-calibration-error"),
         metavar="LIMIT",
-        help="limit for the debiased root-mean-square error, which is free of the noise in an ECE; "
-        "0.03 is three percentage points",
+        help="limit for the debiased root-mean-square error, which does not include the noise of "
+        "an ECE; 0.03 is three percentage points",
     )
     parser.add_argument(
         "--max-ece",
@@ -100,7 +100,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def gate(context: CommandContext) -> int:
-    """Decide and explain; return the exit code."""
+    """Print the decision with an explanation, and return the exit code."""
     flags = context.flags
     limits = _limits(flags)
     rows = context.set_file(flags.data)
@@ -132,7 +132,7 @@ def strictest(decisions: list[Decision]) -> Decision:
 
 
 def paragraph(report: Report, decisions: list[Decision], used: NamedMap, path: str) -> str:
-    """Return a paragraph on what was measured, what it means and what to do."""
+    """Return a paragraph that says what was measured, what it means and what to do."""
     decision = strictest(decisions)
     figures = " ".join(one.words for one in decisions)
     known = any(one.metric == "ece" for one in decisions)
@@ -152,9 +152,10 @@ def markdown(decided: Gate, words: str) -> str:
 
 
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
-    """Estimate the rows needed to decide: intervals shrink with the square root of the count.
+    """Return an estimate of the rows needed to decide; None if that is too many to estimate.
 
-    The calibration error is squared first, because the interval of its square is symmetric.
+    The width of an interval is taken to shrink with the square root of the number of rows. For the
+    calibration error, the interval of its square is used, because that one is symmetric.
     """
     found, edge = report.gate_interval(metric), limit
     if metric == "calibration_error":
@@ -176,12 +177,12 @@ def _meaning(report: Report, decided: Decision) -> str:
         )
     if decided.gate is Gate.FAIL:
         return (
-            f"The whole interval of the {metric} is beyond the limit: these probabilities are off "
-            "by more than is allowed. Fit on rows like these, and promote that version if it "
+            f"The whole interval of the {metric} is beyond the limit: these probabilities are not "
+            "calibrated well enough. Fit on similar rows, and promote the new version if it "
             "passes."
         )
     if report.n < MIN_ROWS:
-        return f"Fewer than {MIN_ROWS} rows are not enough to decide: add more labelled rows."
+        return f"A decision needs at least {MIN_ROWS} rows: add more labelled rows."
     needed = rows_needed(report, decided.limit, decided.metric)
     how_many = f"; about {needed:,} would be enough" if needed else ", many more"
     return (
@@ -213,7 +214,7 @@ def _document(
 
 
 def _limits(flags: argparse.Namespace) -> dict[str, float]:
-    """Return the limits of the command line by metric."""
+    """Return the limits given on the command line, by metric."""
     options = {"calibration_error": flags.max_calibration_error, "ece": flags.max_ece}
     limits = {metric: limit for metric, limit in options.items() if limit is not None}
     if not limits:

@@ -97,7 +97,7 @@ def _range(gammas: list[float] | None) -> str:
 
 
 def _notes(step: RunStep) -> str:
-    """Return what is unusual about a step."""
+    """Return notes on what is unusual about a step."""
     notes = {
         f"{len(step.ranks)} of {step.world_size} ranks": step.partial,
         "not verified": step.verified is False,

@@ -19,7 +19,7 @@ from calibrd.terminal import json_safe, printable
 
 
 class CommandError(Exception):
-    """A command cannot be carried out: why, and what to do instead."""
+    """A command cannot be carried out; ``hint`` says what to do instead."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -46,10 +46,10 @@ class ClosedPipe(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Results as text or, with ``json``, as one document.
+    """Writer of results, as text or, with ``json``, as one document.
 
-    A result that cannot be written is an error. A note or an error that cannot be written is
-    dropped: the exit code is enough.
+    Failing to write a result is an error. Notes and errors that cannot be written are dropped,
+    because the exit code still reports the outcome.
     """
 
     json: bool = False
@@ -57,7 +57,7 @@ class Output:
 
     @property
     def bars(self) -> bool:
-        """Whether progress bars are shown: on terminals, but not in the log of a job."""
+        """Whether to show progress bars: on terminals, but not in job logs."""
         return not self.quiet and sys.stderr is not None and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
@@ -66,7 +66,7 @@ class Output:
             write_stderr(text)
 
     def say(self, text: str = "") -> None:
-        """Print a line of a result that is printed line by line; with ``json``, print nothing."""
+        """Print a line of a text result; with ``json``, print nothing."""
         if not self.json:
             _answer(_lines(text))
 
@@ -76,12 +76,12 @@ class Output:
         self.say(text)
 
     def document(self, document: Any) -> None:
-        """Print the document, if ``json`` is set."""
+        """Print the document if ``json`` is set."""
         if self.json:
             _answer(_as_json(to_plain(_dates_as_text(document))))
 
     def error(self, document: dict[str, Any]) -> None:
-        """Report an error in a line or two; as text if the JSON document cannot be written."""
+        """Print an error in one or two lines; as text if the JSON document cannot be written."""
         if self.json:
             try:
                 self.document({"error": document})
@@ -98,7 +98,7 @@ class Output:
 
 
 def escape_unencodable() -> None:
-    r"""Make stdout and stderr escape characters that their encoding lacks, as in ``\xfc``."""
+    r"""Make stdout and stderr escape characters that their encoding lacks, such as ``\xfc``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -143,7 +143,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 def _give_up(stream: TextIO | None) -> None:
     """Redirect a stream to the null device, unless it has no file descriptor.
 
-    Otherwise Python would flush it again at exit, fail, and change the exit code.
+    Otherwise Python would flush it again at exit and fail, which changes the exit code.
     """
     try:
         descriptor = -1 if stream is None else stream.fileno()
@@ -166,7 +166,7 @@ def _as_json(plain: Any) -> str:
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
-    """Return an error as the document that ``--json`` prints."""
+    """Return the document that ``--json`` prints for an error."""
     if isinstance(error, PromotionFailed):
         inner = error_document(error.why)
         combined = f"{error.version} was created, but not promoted: {inner['message']}"
@@ -195,7 +195,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
         case _:
             code = "unexpected"
             message = f"{type(error).__name__}: {message}"
-            hint = "this is a bug: run it again with --traceback and report the output"
+            hint = "this is a bug: run the command again with --traceback and report the output"
     return {
         "code": code,
         "message": message,
@@ -207,7 +207,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return aligned columns; line breaks and the like in cells are escaped.
+    """Return a table with aligned columns; control characters in cells are escaped.
 
     >>> print(table(("name", "n"), [("a", 10), ("long", None)]))
     name  n
@@ -220,7 +220,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def minute(moment: datetime | None) -> str:
-    """Return a time to the minute, for people to read."""
+    """Return a time as text, to the minute; empty for None."""
     return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 

@@ -18,12 +18,12 @@ def add_to(add_command: AddCommand) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="a page (.html), JSON (.json) or a chart (.svg, .png)",
+        help="file to write: a page (.html), JSON (.json) or a chart (.svg, .png)",
     )
 
 
 def report(context: CommandContext) -> None:
-    """Show or write the report of a version."""
+    """Print the report of a version or write it to a file."""
     target: Path | None = context.flags.out
     if target is not None and target.suffix.lower() not in FORMATS:
         raise CommandError("usage", f"--out must end in {', '.join(FORMATS)}, got {target}")

@@ -1,4 +1,4 @@
-"""The server's commands, which the distribution ``calibrd-server`` adds to ``calibrd``."""
+"""Commands of the server, which the distribution ``calibrd-server`` adds to ``calibrd``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ServerCommand = Callable[[Sequence[str]], int]
 
 
 def server_command(arguments: Sequence[str]) -> ServerCommand | None:
-    """Return the installed server's entry point if the arguments begin with a server command."""
+    """Return the installed server's entry point; None unless a server command is called."""
     if not arguments or arguments[0] not in COMMANDS:
         return None
     for found in metadata.entry_points(group=GROUP, name=ENTRY):
@@ -37,13 +37,13 @@ def server_command(arguments: Sequence[str]) -> ServerCommand | None:
 
 
 def add_to(add_command: AddCommand) -> None:
-    """Add the commands to the parser, for its help and for users without a server."""
+    """Add the server's commands to the parser, for its help and to explain how to install it."""
     for name, summary in COMMANDS.items():
         add_command(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
 
 
 def _refuse(name: str, _context: CommandContext) -> None:
-    """Raise CommandError with how to install the server, or where its flags go."""
+    """Raise CommandError; its hint says how to install the server, or how to order the flags."""
     if metadata.entry_points(group=GROUP, name=ENTRY):
         raise CommandError(
             "usage",

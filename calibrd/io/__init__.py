@@ -1,1 +1,1 @@
-"""Arrays and files of every kind, read and written in blocks."""
+"""Convert arrays of any library, and read and write files in blocks."""

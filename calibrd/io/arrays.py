@@ -1,4 +1,4 @@
-"""Conversion of any library's arrays to numpy, without importing that library."""
+"""Convert arrays of any library to numpy, without importing that library."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NO_VALUES = ("NoneType", "NAType")  # the latter is from pandas
 def as_array(values: Any, name: str = "values") -> Array:
     """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
-    A column whose cells are lists becomes rows, and the columns of a frame become columns; data is
-    copied only if necessary. Missing or masked values, nested lists in a column, and text raise a
-    DataError that refers to the values as ``name``.
+    The lists in a column become the rows of a matrix, and the columns of a frame become its
+    columns. Data is copied only if necessary. Missing or masked values, nested lists in a column,
+    and text raise a DataError that refers to the values as ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -82,7 +82,7 @@ def _from_series(series: Any, name: str) -> Array:
     if hasattr(dtype, "categories"):
         raise _not_numbers(next(iter(dtype.categories), None), name, "categories")
     _refuse_missing(np.asarray(series.isna(), dtype=bool), name)
-    # a masked column has a plain numpy type; others are read cell by cell
+    # masked columns have a plain numpy type; other columns are read cell by cell
     return np.asarray(series.to_numpy(dtype=getattr(dtype, "numpy_dtype", None)))
 
 
@@ -165,7 +165,7 @@ READERS: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
 
 
 def _stack_columns(columns: Sequence[Any], name: str) -> Array:
-    """Stack the columns of a table; a single column may hold whole rows."""
+    """Stack the columns of a table; a single column may hold a list per row."""
     arrays = [as_array(column, name) for column in columns]
     if len(arrays) == 1:
         return arrays[0]
@@ -177,7 +177,7 @@ def _stack_columns(columns: Sequence[Any], name: str) -> Array:
 
 
 def _from_cells(array: Array, name: str) -> Array:
-    """Convert an array of Python objects: numbers, or lists and arrays that become rows."""
+    """Convert an array of Python objects: numbers, or lists and arrays, which become rows."""
     if array.ndim == 0:
         raise TypeError(f"got one {type(array.item()).__name__}")
     if array.ndim == 2 and array.shape[1] == 1:
@@ -204,9 +204,10 @@ def _stacked(rows: Sequence[Any] | Array, name: str) -> Array:
 def _refuse_missing(
     missing: Any, name: str, *, some: int | None = None, start: int = 0, width: int = 1
 ) -> None:
-    """Raise DataError if values are missing; the mask has ``width`` values per row from ``start``.
+    """Raise DataError if values are missing.
 
-    ``missing`` is the mask, or a function that returns it and is not called if ``some`` is 0.
+    ``missing`` is a mask with ``width`` values per row, whose first row has the number ``start``;
+    or a function that returns the mask. ``some`` is the number of missing values, if known.
     """
     if some == 0:
         return

@@ -1,4 +1,4 @@
-"""Checked calibration sets and segments from the arrays of any library."""
+"""Build checked calibration sets and segments from the arrays of any library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def checked_set(
     features: Any = None,
     head: Any = None,
 ) -> CalibrationSet:
-    """Build a checked set from the arrays of any library."""
+    """Return a checked set built from the arrays of any library."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
     seen = None if features is None else as_array(features, "features")
@@ -33,7 +33,7 @@ def checked_set(
 
 
 def as_head(head: Any) -> Any:
-    """Return the weight and the bias of a head as arrays; ``calibrators`` checks the rest.
+    """Return the weight and the bias of a head as arrays; ``calibrators`` checks their shapes.
 
     >>> as_head(([[1.0, 2.0]], None))
     (array([[1., 2.]]), None)
@@ -48,10 +48,10 @@ def as_head(head: Any) -> Any:
 
 
 def as_segments(values: Any, name: str = "segments") -> Array:
-    """Return the segments (n,) in a list, an array, a tensor or a column, as strings or integers.
+    """Convert a list, an array, a tensor or a column to segments (n,), as strings or integers.
 
     Categories become their names. Anything but strings and integers raises a DataError that refers
-    to the values as ``name``; ``calibrators`` checks the names themselves.
+    to the values as ``name``. The segment names themselves are checked by ``calibrators``.
 
     >>> as_segments(["web", "app"]).tolist(), as_segments((3, 12)).tolist()
     (['web', 'app'], [3, 12])
@@ -75,7 +75,7 @@ such as 'other' for rows that have no segment (1 row breaks this rule, first row
             f"{name} must be a list, an array or a column with the segment of each row, "
             f"got {type(values).__name__}",
         )
-    array = np.asarray(values)  # of pandas: categories and other extension arrays, frames
+    array = np.asarray(values)  # pandas categories and other extension arrays, and frames
     return _from_cells(array.tolist(), name) if array.dtype == object and array.ndim == 1 else array
 
 
@@ -88,5 +88,5 @@ def _from_cells(cells: Sequence[Any], name: str) -> Array:
     if check_cells(cells, name) is str:
         return np.array(cells, dtype=object)
     array = np.array(cells)
-    # negative integers and those beyond 63 bits have only float64 as a common type in numpy
+    # numpy's only common type for negative integers and those beyond 63 bits is float64
     return array if array.dtype.kind in "iu" else np.array(cells, dtype=object)

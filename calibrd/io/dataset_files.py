@@ -1,4 +1,4 @@
-"""Calibration sets and maps read from files, with errors that name the file."""
+"""Read calibration sets and maps from files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("calibrd")
 class SetFile(NamedTuple):
     """The values, labels and optional segments, features and head in a file.
 
-    ``left_out`` is the error for the rule that the file's segments break, if they were left out.
+    ``left_out`` is the reason if the file's segments are invalid and were left out.
     """
 
     path: Path
@@ -39,13 +39,13 @@ class SetFile(NamedTuple):
     head: tuple[Array, Array | None] | None = None
 
     def for_segments(self, needed: bool) -> SetFile:
-        """Return the file; raise ``left_out`` if segments are needed but were left out."""
+        """Return the file unchanged; raise ``left_out`` if it is set and segments are needed."""
         if needed and self.left_out is not None:
             raise self.left_out
         return self
 
     def checked(self) -> CalibrationSet:
-        """Return a checked set; errors name the file."""
+        """Return the rows as a checked set; errors name the file."""
         with parquet_files.locate_errors(self.path, 0):
             return checked_set(
                 self.values, self.labels, self.kind, self.segments, self.features, self.head
@@ -62,11 +62,13 @@ def read_set(
 ) -> SetFile:
     """Read an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
 
-    In a table the numbers are in one column of lists or in several columns, and are logits unless
-    ``kind`` says otherwise. Segments are read from ``segments`` (or ``segment``), if present; a
-    column named by the caller must be present. Segments that the caller did not name and that
-    break the rules (floats, missing values, identifiers) are left out with a warning. Of an npz,
-    ``features``, ``head_weight`` and ``head_bias`` are read too, if present.
+    In a table the numbers are in one column of lists or in several columns; they are logits unless
+    ``kind`` says otherwise. From an npz, ``features``, ``head_weight`` and ``head_bias`` are read
+    too, if present.
+
+    Segments are read from ``segments_column``, which must be present. By default they are read from
+    ``segments`` or ``segment``, if present; if those values are not valid segments (floats, missing
+    values, identifiers), they are left out with a warning.
     """
     source = Path(path)
     for endings, read in READERS:
@@ -81,7 +83,7 @@ def read_map(path: str | Path) -> CalibrationMap:
 
 
 def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
-    """Return the array or column with the segments: ``wanted``, or one of the usual names."""
+    """Return the name of the array or column with the segments: ``wanted``, or a usual name."""
     found = wanted or _usual(names)
     if found is not None and names.count(found) != 1:
         present = ", ".join(map(repr, names)) or "nothing"
@@ -112,7 +114,7 @@ def _from_npz(
 
 
 def _features_in(path: Path, stored: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return the features and the head of an npz, as far as it has them."""
+    """Return the features and the head in an npz, each None if it is missing."""
     features, weight, bias = (
         _member(path, stored, name) if name in names else None
         for name in ("features", "head_weight", "head_bias")
@@ -125,7 +127,7 @@ def _member(path: Path, stored: Any, name: str) -> Array:
         return np.asarray(stored[name])
     except ValueError as error:
         raise DataError(
-            "not_an_array", f"{path} must hold arrays of numbers, not of pickled objects: {error}"
+            "not_an_array", f"{path} must hold arrays of numbers, not pickled objects: {error}"
         ) from error
 
 
@@ -173,7 +175,7 @@ def _from_table(
 def _with_segments(
     made: SetFile, names: Sequence[str], wanted: str | None, read: Callable[[str], Array]
 ) -> SetFile:
-    """Add the segments; leave them out if they break the rules and the caller did not name them."""
+    """Add the segments; if the caller did not name them, leave out invalid ones."""
     try:
         found = segments_among(made.path, names, wanted)
         if found is None:

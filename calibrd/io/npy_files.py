@@ -1,4 +1,4 @@
-"""Blocks of rows of npy and npz files, in constant memory."""
+"""Read and write npy and npz files in blocks of rows, in constant memory."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class NpyRows:
         if self.dtype.hasobject:
             raise DataError(
                 "pickled",
-                f"{name} holds pickled objects, which are never loaded: save numbers or, for "
-                "segments, strings: segments.astype(str)",
+                f"{name} holds pickled objects, which are never loaded: save numbers, or for "
+                "segments strings, with segments.astype(str)",
             )
         if len(self.shape) not in (1, 2):
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")
 
     def rows_of(self, values: int) -> int:
-        """Return how many rows hold about ``values`` values."""
+        """Return the number of rows that hold about ``values`` values."""
         return max(1, values // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, rows: int) -> Iterator[Array]:
@@ -62,7 +62,9 @@ class NpyRows:
             size = count * width * self.dtype.itemsize
             content = self._file.read(size)
             if len(content) < size:
-                raise DataError("cut_off", f"{self.name} ends after {start:,} of its rows")
+                raise DataError(
+                    "cut_off", f"{self.name} is truncated: it ends after {start:,} rows"
+                )
             yield np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
 
     def _mapped(self, rows: int) -> Iterator[Array]:
@@ -79,7 +81,7 @@ class NpyRows:
 
 @contextmanager
 def open_rows(path: Path, kind: str) -> Iterator[NpyRows]:
-    """Open the array of an npy file, or the one named ``kind`` in an npz."""
+    """Open the array in an npy file, or the array named ``kind`` in an npz."""
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
             yield NpyRows(file, str(path), path)
@@ -119,7 +121,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def members_of(archive: zipfile.ZipFile) -> str:
-    """Return the names of the arrays in an npz, for error messages."""
+    """Return the names of the arrays in an npz as text for error messages."""
     return ", ".join(repr(name.removesuffix(".npy")) for name in archive.namelist()) or "nothing"
 
 

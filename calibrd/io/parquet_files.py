@@ -1,4 +1,4 @@
-"""Parquet and arrow files with pyarrow, a record batch at a time."""
+"""Read and write parquet and arrow files one record batch at a time, with pyarrow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ParquetTable:
             return int(self._reader.metadata.num_rows)
         from pyarrow import dataset, fs
 
-        # counted from the headers of the batches, without reading rows
+        # uses the headers of the batches, without reading rows
         whole = dataset.IpcFileFormat().make_fragment(
             str(self.path.absolute()), fs.LocalFileSystem()
         )
@@ -53,7 +53,7 @@ class ParquetTable:
             return int(whole.count_rows())
 
     def checked_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns; raise DataError unless the file has each exactly once."""
+        """Return the columns as a list; raise DataError unless the file has each exactly once."""
         wanted = check_unique(columns)
         for name in wanted:
             if self.schema.names.count(name) != 1:
@@ -65,7 +65,7 @@ class ParquetTable:
         return wanted
 
     def batches(self, values: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches of at most about ``values`` numbers, whatever their types."""
+        """Yield the rows in batches of at most about ``values`` numbers."""
         with self._damage_as_data_error():
             if self.is_parquet:
                 rows = max(1, values // self._width())
@@ -78,7 +78,7 @@ class ParquetTable:
                     yield batch.slice(start, rows)
 
     def _width(self) -> int:
-        """Estimate the numbers per row of a parquet file from its first rows and its sizes."""
+        """Estimate how many numbers a row holds, from the first rows and the row groups' sizes."""
         first = next(self._reader.iter_batches(batch_size=FIRST_ROWS), None)
         metadata = self._reader.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -98,7 +98,7 @@ class ParquetTable:
 
 
 def check_unique(columns: Sequence[str]) -> list[str]:
-    """Return the columns; raise DataError if one is named twice."""
+    """Return the columns as a list; raise DataError if one is named twice."""
     wanted = [*columns]
     for name in wanted:
         if wanted.count(name) > 1:
@@ -115,7 +115,7 @@ def _width_of(batch: pa.RecordBatch) -> int:
 def open_table(path: Path) -> Iterator[ParquetTable]:
     """Open a parquet file, or an arrow file (the IPC file format), by its extension."""
     pa = _pyarrow()
-    # buffered and not read ahead: a row group may be larger than memory
+    # buffered, without reading ahead, because a row group may be larger than memory
     options: dict[str, Any] = {"buffer_size": READ_BYTES, "pre_buffer": False}
     with path.open("rb"):  # raises for a missing file
         pass
@@ -134,7 +134,7 @@ def open_table(path: Path) -> Iterator[ParquetTable]:
 
 
 def _arrow_file(path: Path) -> Any:
-    """Open an arrow file to read batches one by one, memory-mapped if they are too large."""
+    """Open an arrow file for reading batch by batch, memory-mapped if its batches are large."""
     pa = _pyarrow()
     with pa.OSFile(str(path)) as file:
         batches = pa.ipc.open_file(file).num_record_batches
@@ -144,12 +144,12 @@ def _arrow_file(path: Path) -> Any:
 
 @contextmanager
 def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
-    """Open a writer of record batches into a new parquet or arrow file."""
+    """Create a parquet or arrow file and yield a writer of record batches."""
     pa = _pyarrow()
     if kind in PARQUET:
         from pyarrow import parquet
 
-        # a dictionary only slows down numbers that hardly ever repeat
+        # dictionary encoding only slows down columns whose values hardly ever repeat
         repeating = [
             field.name
             for field in schema
@@ -164,7 +164,7 @@ def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
 
 @contextmanager
 def locate_errors(path: Path, first: int) -> Iterator[None]:
-    """Make errors in the block name this file and count rows from ``first``."""
+    """Make errors raised in the block name the file, and add ``first`` to their row numbers."""
     try:
         yield
     except DataError as error:
@@ -181,7 +181,7 @@ def numbers_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Array:
 
 
 def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa.RecordBatch:
-    """Return a batch with added columns; rows of numbers become lists of a fixed size."""
+    """Return a batch with added columns; the rows of a matrix become lists of a fixed size."""
     pa = _pyarrow()
     columns: list[Any] = [] if batch is None else [*batch.columns]
     fields: list[Any] = [] if batch is None else [*batch.schema]
@@ -196,7 +196,7 @@ def with_columns(batch: pa.RecordBatch | None, added: Mapping[str, Array]) -> pa
 
 
 def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with dictionary-encoded values in plain types."""
+    """Return the batch with dictionary-encoded columns decoded."""
     pa = _pyarrow()
     fields = [field.with_type(_plain(field.type)) for field in batch.schema]
     columns = [
@@ -208,7 +208,7 @@ def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without dictionary encoding."""
+    """Return a type with dictionary encoding removed, also within structs and lists."""
     pa = _pyarrow()
     types = pa.types
     if types.is_dictionary(kind):

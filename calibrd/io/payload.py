@@ -1,6 +1,6 @@
-"""The bytes of a dataset to upload, in pieces that are hashed and sent without copying.
+"""Pack a dataset for upload, in pieces of memory that are hashed and sent without copying.
 
-Data is sent as safetensors, or as npz if there are segments, which safetensors cannot hold.
+The format is safetensors, or npz for data with segments, which safetensors cannot store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
 
 
 class Payload:
-    """Pieces of memory, read as one sequence of bytes."""
+    """Pieces of memory that are read as one sequence of bytes."""
 
     def __init__(self, pieces: Sequence[memoryview], media_type: str = SAFETENSORS) -> None:
         self.media_type = media_type
@@ -41,7 +41,7 @@ class Payload:
         return found.hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from start to stop.
+        """Return the bytes from ``start`` to ``stop``.
 
         >>> Payload([memoryview(b"abc"), memoryview(b"def")]).read(2, 5)
         b'cde'
@@ -65,7 +65,7 @@ def pack_dataset(
     features: Any = None,
     head: Any = None,
 ) -> Payload:
-    """Check values, labels, segments, features and head as the service does, and pack them."""
+    """Check a dataset by the same rules as the service, and pack it."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     checked = checked_set(array, truth, kind, segments, features, head)
     if array.dtype.kind != "f" or array.itemsize > 8:
@@ -82,7 +82,7 @@ def pack_dataset(
 
 
 def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
-    """Pack arrays in the safetensors format; the same arrays give the same bytes."""
+    """Pack arrays in the safetensors format; equal arrays give equal bytes."""
     header: dict[str, Any] = {}
     pieces, offset = [], 0
     for name, array in arrays.items():
@@ -101,7 +101,7 @@ def tensors(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
 
 
 def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
-    """Pack arrays as an uncompressed npz file; the same arrays give the same bytes."""
+    """Pack arrays as an uncompressed npz file; equal arrays give equal bytes."""
     pieces = _Pieces()
     with zipfile.ZipFile(cast(IO[bytes], pieces), "w") as archive:
         for name, array in arrays.items():
@@ -113,15 +113,15 @@ def npz(arrays: dict[str, np.ndarray[Any, Any]]) -> Payload:
 
 
 class _Pieces:
-    """A write-only file that keeps its pieces without copying."""
+    """A write-only file that stores references to the written pieces, without copying."""
 
     def __init__(self) -> None:
         self.written: list[memoryview] = []
 
     def write(self, data: bytes | memoryview) -> int:
-        """Keep the bytes."""
+        """Append the bytes."""
         self.written.append(memoryview(data))
         return self.written[-1].nbytes
 
     def flush(self) -> None:
-        """Do nothing: pieces are not buffered."""
+        """Do nothing, because pieces are not buffered."""

@@ -1,4 +1,4 @@
-"""Files of rows in any format, read and written a block at a time."""
+"""Read and write files of rows in any format, one block at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEATURES = "features"
 
 
 class RowBlock(NamedTuple):
-    """Some rows: their numbers, segments and features, and in tables all columns."""
+    """A block of rows: numbers, segments and features; ``batch`` holds all columns of a table."""
 
     values: Array
     batch: pa.RecordBatch | None
@@ -38,7 +38,7 @@ class RowBlock(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """A file to read: its columns, the columns that hold the numbers, and blocks of its rows."""
+    """A file opened for reading; ``inputs`` are the columns or arrays that hold the numbers."""
 
     path: Path
     rows: int
@@ -54,8 +54,8 @@ class RowSource(NamedTuple):
             if self.names.count(name) > 1:
                 raise DataError(
                     "repeated_column",
-                    f"{self.path} has more than one column {name!r}, and {target} would keep them: "
-                    "rename one, or write an .npy",
+                    f"{self.path} has more than one column {name!r}, which would be copied to "
+                    f"{target}: rename one, or write an .npy",
                 )
         return [name for name in self.names if not (drop_inputs and name in self.inputs)]
 
@@ -79,17 +79,17 @@ def check_names_free(added: Iterable[str], held: Collection[str]) -> None:
 
 
 def check_ending(path: Path) -> None:
-    """Raise DataError for a file with an unknown extension."""
+    """Raise DataError if the file has an unknown extension."""
     if path.suffix.lower() not in ENDINGS:
         raise DataError("unknown_ending", f"{path} must end in one of {', '.join(ENDINGS)}")
 
 
 def check_folder(target: Path) -> None:
-    """Raise OSError if the target is a folder, or its folder does not exist."""
+    """Raise OSError if the target is a folder or its parent folder does not exist."""
     if target.is_dir():
         raise IsADirectoryError(21, "is a folder: give the path of a file", str(target))
     if not target.parent.is_dir():
-        raise FileNotFoundError(2, f"there is no folder {target.parent}", str(target))
+        raise FileNotFoundError(2, f"the folder {target.parent} does not exist", str(target))
 
 
 @contextmanager
@@ -101,10 +101,10 @@ def open_source(
     *,
     with_features: bool = False,
 ) -> Iterator[RowSource]:
-    """Open a file to read; its numbers are in ``columns``, by default the column ``kind``.
+    """Open a file for reading; its numbers are in ``columns``, by default in the column ``kind``.
 
-    ``find_segments`` returns which of its arrays or columns holds segments, if any;
-    ``with_features`` reads the array ``features`` of an npz file, if it has one.
+    ``find_segments`` receives the names of the arrays or columns and returns the one that holds
+    segments, or None. With ``with_features``, the array ``features`` of an npz is read, if present.
     """
     if path.suffix.lower() not in NUMPY:
         with parquet_files.open_table(path) as table:
@@ -134,7 +134,7 @@ def open_source(
             if seen.shape[0] != rows.shape[0]:
                 raise DataError(
                     "features_length",
-                    f"{path}: there are {rows.shape[0]} rows but {FEATURES!r} has {seen.shape[0]}",
+                    f"{path}: there are {rows.shape[0]} rows but {seen.shape[0]} {FEATURES}",
                 )
             others[1] = iter(seen.blocks(step))
         found = (
@@ -158,7 +158,7 @@ def _blocks_of_table(
 
 @contextmanager
 def atomic_target(target: Path) -> Iterator[Path]:
-    """Yield a file next to the target, which it replaces if the block succeeds."""
+    """Yield a temporary file next to the target; if the block succeeds, it replaces the target."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
@@ -173,9 +173,9 @@ def atomic_target(target: Path) -> Iterator[Path]:
 def open_target(
     part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
-    """Yield a function that writes blocks to a new file in the format of the extension ``ending``.
+    """Create a file in the format of the extension ``ending``; yield a function to write blocks.
 
-    ``kept`` are the columns or arrays copied from the source; ``output`` is the name of the array
+    ``kept`` are the columns or arrays to copy from the source; ``output`` is the name of the array
     in an npz.
     """
     if ending == ".npy":
@@ -217,7 +217,7 @@ def _single(added: Mapping[str, Array]) -> Iterable[Array]:
 
 
 class _Tables:
-    """Writer of record batches; the file is opened with the schema of the first."""
+    """Writer of record batches; the first batch determines the schema of the file."""
 
     def __init__(self, part: Path, ending: str, kept: Sequence[str], *, plain: bool) -> None:
         self._part = part

@@ -1,1 +1,1 @@
-"""Maps that are applied in this process."""
+"""Load, cache and apply maps in this process."""

@@ -1,4 +1,4 @@
-"""Disk cache of loaded maps, the fallback while the service is unavailable."""
+"""Disk cache of loaded maps, used while the service is unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from calibrd.api.references import Reference
 from calibrd.transport.disk_cache import Cache, CacheEntry, write_atomically
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# a writer adds the entry for a map's bytes well within this time
+# a writer needs far less time than this to add the entry for a map's bytes
 SWEPT_AFTER_SECONDS = 3600.0
 
 _log = logging.getLogger("calibrd")
@@ -27,7 +27,7 @@ _log = logging.getLogger("calibrd")
 
 @dataclass(frozen=True)
 class LoadedMap:
-    """A version of a calibrator in this process, and when the service last confirmed it."""
+    """A loaded version of a calibrator; the service last confirmed it at ``confirmed_at``."""
 
     number: int
     sha256: str
@@ -37,22 +37,22 @@ class LoadedMap:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything but the map itself."""
+        """All fields except the map itself."""
         return {name: value for name, value in vars(self).items() if name != "map"}
 
 
 class MapCache:
-    """Maps on disk: an entry for each reference, and the bytes under their hash.
+    """Maps on disk: an entry for each reference, and the bytes in files named by their hash.
 
     Other processes may use the folder at the same time. Bytes whose hash does not match the entry
-    count as missing.
+    are treated as missing.
     """
 
     def __init__(self, cache: Cache) -> None:
         self.folder = cache.folder / "maps"
 
     def read(self, reference: Reference) -> LoadedMap | None:
-        """Return the last confirmed map of a reference, or None if it is missing or damaged."""
+        """Return the last confirmed map of a reference; None if it is missing or damaged."""
         text = self._entry(reference).read()
         if text is None:
             return None
@@ -71,7 +71,7 @@ class MapCache:
             return None
 
     def write(self, reference: Reference, loaded: LoadedMap, content: bytes | None = None) -> None:
-        """Write the entry of a reference, and ``content`` unless its bytes are cached already."""
+        """Write the entry of a reference, and the map's bytes if ``content`` is given."""
         path = self._bytes(loaded.sha256)
         if content is not None:
             try:
@@ -93,7 +93,7 @@ class MapCache:
         return self.folder / f"{sha256}.map"
 
     def _sweep(self) -> None:
-        """Remove old files that no entry refers to, including files of writers that died."""
+        """Remove old files that no entry refers to, including those of crashed writers."""
         with contextlib.suppress(OSError):
             old = time.time() - SWEPT_AFTER_SECONDS
             others = [path for path in self.folder.iterdir() if path.suffix != ".json"]
@@ -111,7 +111,7 @@ class MapCache:
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """Parse an entry; raise ValueError if it is not one."""
+    """Parse an entry; raise ValueError if it is malformed."""
     found = json.loads(text)
     match found:
         case {

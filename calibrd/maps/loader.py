@@ -1,4 +1,4 @@
-"""Load the map of a reference: alias, version, bytes; only what is not cached is downloaded."""
+"""Load the map that a reference points at, downloading only what is not cached."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MapRequest:
-    """Which map to load, for which model (None: any), and the cache of maps."""
+    """A request for the map of ``reference``, fitted for ``model`` (None: any model)."""
 
     reference: Reference
     model: str | None
     cache: MapCache
 
     def cached(self) -> LoadedMap | None:
-        """Return the map that was loaded last."""
+        """Return the cached map, or None."""
         return self.cache.read(self.reference)
 
     def check_model(self, number: int, model: str | None) -> None:
-        """Raise Conflict for a version that was fitted for another or an unknown model."""
+        """Raise Conflict if the version was fitted for another model or an unknown one."""
         if self.model in (None, model):
             return
         fitted_for = "an unknown model" if model is None else repr(model)
@@ -51,7 +51,7 @@ class MapRequest:
 class MapLoader:
     """Loads the map that a reference points at now; ``options`` apply to each request.
 
-    With ``following``, a version that takes different input from the known one raises
+    With ``following``, a version whose input differs from that of the known map raises
     InputMismatch.
     """
 
@@ -61,7 +61,7 @@ class MapLoader:
     following: bool = False
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
-        """Return the current map; the ``known`` one is not downloaded again."""
+        """Return the current map; it is not downloaded again if it is the ``known`` one."""
         number = yield from self.client.number_at(self.target.reference, **self.options)
         if known is not None and known.number == number:
             response = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
@@ -105,7 +105,7 @@ class MapLoader:
 
 
 def _check_input(known: LoadedMap, version: Version) -> None:
-    """Raise InputMismatch for a version that takes different input from the map in use."""
+    """Raise InputMismatch if a version takes different input from the map in use."""
     if (version.kind, version.classes) != (known.map.kind, known.map.k):
         raise InputMismatch(
             f"{version.reference} takes {version.kind} of {version.classes} classes, but version "
@@ -114,7 +114,7 @@ def _check_input(known: LoadedMap, version: Version) -> None:
 
 
 def _opened(content: bytes, version: Version) -> CalibrationMap:
-    """Return the map in the bytes; raise MapDamaged if they do not have the version's hash."""
+    """Return the map stored in ``content``; raise MapDamaged if its hash is not the version's."""
     found = hashlib.sha256(content).hexdigest()
     if found != version.map_sha256:
         raise MapDamaged(

@@ -1,4 +1,4 @@
-"""Fit on this machine, for logits that must not leave it; fingerprints of models."""
+"""Fit locally, for logits that must not leave this machine; fingerprint models."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def fit_local(
     device: str = "cpu",
     progress: bool = True,
 ) -> Judged:
-    """Fit a map locally as the service would and judge it; return ``(map, report)``.
+    """Fit and judge a map locally, in the same way as the service; return ``(map, report)``.
 
     ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
-    says whether the values are "logits" or "probabilities"; ``segments`` holds the segment of each
-    row, ``features`` the input to the model's last layer and ``head`` that layer's ``(weight,
-    bias)``, for methods that need them. ``evaluation`` is the ``(logits, labels)``, ``(logits,
-    labels, segments)`` or ``(logits, labels, segments, features)`` to judge the map on,
-    ``held_out`` the share of the rows to hold out for that; for the default, see
-    ``calibrators.fit_and_judge``. Fits on a ``device`` other than "cpu" need torch (``pip install
-    'calibrd[train]'``).
+    says whether the values are "logits" or "probabilities". For methods that need them,
+    ``segments`` holds the segment of each row, ``features`` the input to the model's last layer,
+    and ``head`` that layer's ``(weight, bias)``. Fits on a ``device`` other than "cpu" need torch
+    (``pip install 'calibrd[train]'``).
+
+    The map is judged on ``evaluation``, which is ``(logits, labels)``, ``(logits, labels,
+    segments)`` or ``(logits, labels, segments, features)``. Alternatively, ``held_out`` is the
+    share of the rows to hold out for that; for the default, see ``calibrators.fit_and_judge``.
 
     >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
     ...                    method="temperature", progress=False)
@@ -77,9 +78,9 @@ def fit_local(
 
 
 def fingerprint(model: str | Path | bytes | bytearray | memoryview) -> str:
-    """Return the fingerprint that ties a map to a model: the hash of its file, or of bytes.
+    """Return a fingerprint that ties a map to a model: the hash of the model's file or bytes.
 
-    Pass it as ``model=`` to ``fit``, ``register``, ``load`` and ``predict``. A file is read in
+    Pass it as ``model=`` to ``fit``, ``register``, ``load`` and ``predict``. Files are read in
     pieces. For a module in memory, use ``calibrd.torch.fingerprint``.
 
     >>> fingerprint(b"weights")[:18]

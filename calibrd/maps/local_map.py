@@ -1,4 +1,4 @@
-"""A map of the service that is applied in this process."""
+"""Apply a map loaded from the service in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """The source of a local map, with its own client to poll the service."""
+    """The source of a local map; it polls the service with a client of its own."""
 
     def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection
@@ -50,7 +50,7 @@ class MapSource:
         """Return the map that the reference points at now."""
         connection = self.connection
         if self._client is None:
-            from calibrd.client import Client  # a circular import: its calls create local maps
+            from calibrd.client import Client  # here to avoid a circular import
 
             self._client = Client.from_connection(connection)
         options = {
@@ -64,10 +64,10 @@ class MapSource:
 class LocalMap:
     """A map loaded by ``client.load``, applied in this process; it follows its alias.
 
-    Threads can share it, and it survives a fork. While the service is unavailable or refuses
-    requests, it keeps applying its version, and ``problem`` says why. It does not follow its
-    alias to a version with a different kind of input or number of classes. A pickle or a copy keeps
-    the current version and does not follow the alias; it does not hold the API key.
+    Threads can share it, and it works after a fork. While the service is unavailable or refuses
+    requests, the current version stays in use, and ``problem`` gives the reason. The same holds if
+    the alias moves to a version with a different kind of input or number of classes. A pickle or a
+    copy keeps the current version; it does not follow the alias and does not hold the API key.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class LocalMap:
             self._refresher = Refresher(self, refresh)
 
     def apply(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
-        """Return calibrated probabilities (n, k) of logits, or of probabilities if fitted on them.
+        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
 
-        A map of two classes also takes one number per row, (n,) or (n, 1); a single row of more
-        classes is passed as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map
-        that has segments; rows of unknown segments get the map fitted on all rows, with an
-        UnknownSegments warning. ``features`` (n, d) holds those of each row, for a map that needs
-        them.
+        A map of two classes also takes one number per row, (n,) or (n, 1); with more classes, pass
+        a single row as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map that
+        has segments; rows of unknown segments use the map fitted on all rows and cause an
+        UnknownSegments warning. ``features`` (n, d) holds the features of each row, for a map that
+        needs them.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
@@ -115,7 +115,7 @@ class LocalMap:
         return found
 
     def transform(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
-        """Return calibrated logits (n, k): ``softmax(transform(x, g)) == apply(x, g)``."""
+        """Return calibrated logits (n, k), such that ``softmax(transform(x)) == apply(x)``."""
         if type(values) is not np.ndarray:
             values = as_array(values)
         names = None if segments is None else as_segments(segments)
@@ -123,9 +123,10 @@ class LocalMap:
         return self._now.map.transform(values, names, seen)
 
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Return the lower and upper bounds (n,) of the credible band of each row's confidence.
+        """Return the lower and upper bounds (n,) of a credible band around each row's confidence.
 
-        Maps of ``additive``, which ``auto`` fits, have a band; others raise a DataError.
+        Only maps of the method ``additive``, which ``auto`` fits, have a band; other maps raise
+        DataError.
         """
         if type(values) is not np.ndarray:
             values = as_array(values)
@@ -148,7 +149,7 @@ class LocalMap:
 
     @property
     def reference(self) -> str:
-        """The reference it was loaded by: ``name@alias`` or ``name@number``."""
+        """The reference by which the map was loaded: ``name@alias`` or ``name@number``."""
         return str(self._reference)
 
     @property
@@ -168,7 +169,7 @@ class LocalMap:
 
     @property
     def problem(self) -> str | None:
-        """What went wrong in the last poll of the service; None if it succeeded."""
+        """The error of the last poll of the service; None if it succeeded."""
         return self._problem
 
     @property
@@ -179,7 +180,7 @@ class LocalMap:
     def refresh(self) -> bool:
         """Poll the service now; return whether the version has changed.
 
-        If that fails, raise the error; the map then stays as it was.
+        If the poll fails, the error is raised and the map does not change.
         """
         source = self._source
         if source is None:
@@ -202,7 +203,7 @@ class LocalMap:
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """Store the current problem, or that there is none, and log each change once."""
+        """Store the current problem (None: no problem), and log each change once."""
         kind = "" if error is None else _kind(error)
         if kind != AWAY and AWAY in self._logged:
             self._logged.remove(AWAY)
@@ -260,7 +261,7 @@ class LocalMap:
 
 
 def map_of(fitted: CalibrationMap | LocalMap) -> CalibrationMap:
-    """Return the map itself; for a LocalMap, the map that it applies now."""
+    """Return a CalibrationMap unchanged; for a LocalMap, return the map that it applies now."""
     if isinstance(fitted, LocalMap):
         return fitted.map
     if isinstance(fitted, CalibrationMap):
@@ -281,7 +282,7 @@ def _detached(reference: Reference, facts: dict[str, Any], content: bytes) -> Lo
 
 
 def _kind(error: Exception) -> str:
-    """Return the key under which repeated problems are logged only once."""
+    """Return a key for an error; errors with the same key are logged only once."""
     if isinstance(error, ServiceAway | ServerError):
         return AWAY
     code = _code(error)

@@ -1,4 +1,4 @@
-"""Periodic refresh in a thread that ends with its owner; hooks for forked processes."""
+"""Periodic refresh in a thread that stops when its owner is deleted; hooks after a fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 import weakref
 from typing import Protocol
 
-# so that processes started together do not poll at the same time
+# random share added to each interval, so that processes started together do not poll in step
 JITTER = 0.2
 
 
@@ -26,15 +26,15 @@ class ForkAware(Protocol):
     """An object with locks, threads or connections that a forked process must not share."""
 
     def after_fork(self) -> None:
-        """Replace the locks, threads and connections of the parent process."""
+        """Replace the locks, threads and connections inherited from the parent process."""
 
 
 class Refresher:
-    """Calls ``refresh`` about every ``seconds``, until it is stopped or its owner is deleted."""
+    """Calls ``refresh`` about every ``seconds`` until it is stopped or its owner is deleted."""
 
     def __init__(self, owner: Refreshable, seconds: float) -> None:
         self.seconds = seconds
-        # unlike Event.set, its put may be called by the garbage collector at any point
+        # a queue, because its put is safe to call from the garbage collector, unlike Event.set
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         stop = self._stop
         watched = weakref.ref(owner, lambda _: stop.put(None))
@@ -46,7 +46,7 @@ class Refresher:
         ).start()
 
     def stop(self) -> None:
-        """Stop after a refresh that is in progress."""
+        """Stop; a refresh in progress is completed first."""
         self._stop.put(None)
 
 
@@ -67,7 +67,7 @@ def _refresh_once(watched: weakref.ref[Refreshable]) -> None:
     try:
         owner.refresh()
     except Exception as error:  # noqa: BLE001 - the owner has stored and logged it
-        # the frames of the error refer to the owner and would keep it alive
+        # the frames of the traceback refer to the owner and would keep it alive
         traceback.clear_frames(error.__traceback__)
 
 
@@ -75,7 +75,7 @@ _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """Call the owner's ``after_fork`` in every process that is forked from this one."""
+    """Arrange for the owner's ``after_fork`` to be called in every forked process."""
     _fork_aware.add(owner)
 
 

@@ -1,6 +1,6 @@
-"""Calibration maps as torch modules, built from the ONNX graph of each map.
+"""Calibration maps as torch modules, built from the maps' ONNX graphs.
 
-Every method that can be exported to ONNX works here; to add an operation, add a line to OPERATIONS.
+All methods that can be exported to ONNX are supported; a new operation needs a line in OPERATIONS.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from calibrd.maps.local_map import LocalMap, map_of
 
 
 class GraphOperation(NamedTuple):
-    """An ONNX operation in torch: ``run(tensors, numbers, attributes)``.
+    """The torch version of an ONNX operation: ``run(tensors, numbers, attributes)``.
 
-    ``numbers`` are inputs that must be known when the module is built, such as axes; they follow
-    the first ``tensors`` inputs (None: all inputs are tensors).
+    The first ``tensors`` inputs of the operation are tensors (None: all of them). The others, such
+    as axes, are passed as ``numbers`` and must be known when the module is built.
     """
 
     run: Callable[..., Tensor]
@@ -100,7 +100,7 @@ OPERATIONS: dict[str, GraphOperation] = {
 
 
 class Step(NamedTuple):
-    """A recorded operation; ``to`` of a Cast is a type, or None for the type of the input."""
+    """A recorded operation; the attribute ``to`` of a Cast is None for the type of the input."""
 
     operation: str
     tensors: tuple[str, ...]
@@ -110,7 +110,7 @@ class Step(NamedTuple):
 
 
 class Recorder:
-    """A graph builder like ``calibrators.export.onnx.Graph`` that records the steps for torch."""
+    """A builder like ``calibrators.export.onnx.Graph`` that records the operations for torch."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -118,7 +118,7 @@ class Recorder:
         self.narrow: set[str] = set()
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Add a constant and return its name; float32 constants take the type of the input."""
+        """Add a constant and return its name; float32 constants adopt the type of the input."""
         name = f"constant_{len(self.constants)}"
         floats = np.issubdtype(dtype, np.floating)
         self.constants[name] = np.asarray(value, np.float64 if floats else dtype)
@@ -153,7 +153,7 @@ class Recorder:
 
 
 def _type_of(number: int) -> torch.dtype | None:
-    """Return the type of a Cast; ONNX's float stands for the type of the input."""
+    """Return the target type of a Cast; ONNX's float is None, the type of the input."""
     types = {FLOAT: None, DOUBLE: torch.float64}
     if number not in types:
         raise ExportError("unknown_operation", f"calibrd.torch does not support the type {number}")
@@ -163,11 +163,11 @@ def _type_of(number: int) -> torch.dtype | None:
 class MapModule(nn.Module):
     """A calibration map on tensors: logits (n, k) in, calibrated probabilities (n, k) out.
 
-    It agrees with ``map.apply`` to 1e-6. Its parameters are buffers, so they are in the
-    ``state_dict`` and move with ``to``; they keep their precision under ``half`` and autocast, and
-    the output is float32, or float64 for float64 logits. Gradients flow through. A map that was
-    fitted on probabilities takes probabilities. NaN stays NaN. A module built from a map that
-    follows an alias keeps the version that was current at that time.
+    The output agrees with ``map.apply`` to 1e-6. The parameters are buffers, so they are part of
+    the ``state_dict`` and move with ``to``. They keep their precision under ``half`` and autocast;
+    the output is float32, or float64 for float64 logits. Gradients propagate through the module. A
+    map that was fitted on probabilities takes probabilities. NaN stays NaN. A module built from a
+    map that follows an alias keeps the version that was current at that time.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> MapModule(TemperatureMap(k=2, temperature=2.0))(torch.tensor([[4.0, 0.0]])).numpy().round(3)
@@ -192,7 +192,7 @@ class MapModule(nn.Module):
         return torch.softmax(self.logits(values), dim=1)
 
     def logits(self, values: Tensor) -> Tensor:
-        """Return calibrated logits (n, k), whose softmax is the calibrated probabilities."""
+        """Return calibrated logits (n, k); their softmax gives the calibrated probabilities."""
         rows = self._rows(values)
         kind = rows.device.type
         if torch.is_autocast_enabled(kind):
@@ -205,7 +205,7 @@ class MapModule(nn.Module):
         return f"method={self.method!r}, k={self.k}, kind={self.kind!r}"
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Return rows (n, k) of at least float32; a binary model may return one column."""
+        """Return rows (n, k) of at least float32; for two classes one column is accepted too."""
         rows = values.to(torch.promote_types(values.dtype, torch.float32))
         if self.k == 2 and (rows.ndim == 1 or rows.shape[-1] == 1):
             second = rows.reshape(-1, 1)
@@ -232,7 +232,7 @@ class MapModule(nn.Module):
         return found[self._end]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MapModule:
-        """Move the buffers as ``to`` and ``half`` require, but never reduce their precision."""
+        """Move the buffers for ``to`` or ``half``, but do not reduce their precision."""
         originals = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in originals.items():

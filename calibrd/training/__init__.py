@@ -1,8 +1,8 @@
-"""Training that follows the model's calibration, recorded as a run on the service.
+"""Train with calibration feedback, recorded as a run on the service.
 
-``AdaFocal`` steers a loss and needs torch, as does ``make_loss``, which creates any loss by name;
-``Monitor`` observes training with any loss and needs only numpy.
-Callbacks are in ``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
+``AdaFocal`` adapts a focal loss during training, and ``make_loss`` creates any loss by name; both
+need torch. ``Monitor`` observes training with any loss and needs only numpy. Callbacks are in
+``calibrd.training.lightning`` and ``calibrd.training.huggingface``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["AdaFocal", "Monitor", "make_loss"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch is loaded only if it is used
+    # imported on first use, because torch is optional
     if name == "AdaFocal":
         from calibrd.training.adafocal import AdaFocal
 

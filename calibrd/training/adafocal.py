@@ -19,21 +19,23 @@ from calibrd.training.reporting.sessions import Start
 
 
 class AdaFocal(Observer):
-    """A focal loss that follows the model's calibration, and the run that records it.
+    """A focal loss that adapts to the model's calibration, and the run that records it.
 
     In each validation pass, call ``observe`` with every batch, then ``step``, which updates the
     gammas of ``loss``. ``settings`` are fields of ``calibrators.adafocal.Settings`` (``bins``,
-    ``rate``, ...); or pass your own ``loss``. ``client`` is a client, a URL, or None to stay in
-    this process.
+    ``rate``, ...); or pass your own ``loss``. ``client`` is a client or a URL; with None, nothing
+    is sent.
 
-    The update runs here, on the statistics of all ranks of torch.distributed; the service records
-    and verifies it. Neither a service that is unavailable nor a full disk changes a gamma or stops
-    training: no call waits longer than ``budget`` seconds, and unsent steps wait in ``folder`` for
-    this process or the next. The run continues from its last state, from the start with ``fresh``,
-    or from the ``state_dict`` of a checkpoint passed as ``resume``. Several ranks without
-    torch.distributed pass ``rank``, ``world_size`` and a ``session`` that they share; the service
-    then merges the statistics and updates the state, and a rank that gets no response within the
-    budget continues with its own statistics until it gets one.
+    The update runs in this process, on the statistics of all ranks of torch.distributed; the
+    service records and verifies it. An unavailable service or a full disk does not affect training:
+    no call waits longer than ``budget`` seconds, and unsent steps are stored in ``folder`` until
+    this process or the next one sends them.
+
+    The run continues from its last state, from the start with ``fresh``, or from the ``state_dict``
+    of a checkpoint passed as ``resume``. Several ranks without torch.distributed pass ``rank``,
+    ``world_size`` and a shared ``session``. The service then merges the statistics and updates the
+    state; a rank that gets no response within the budget updates the state with its own statistics
+    until the service responds.
 
     >>> import torch
     >>> steered = AdaFocal(None, run="resnet", rate=10.0)

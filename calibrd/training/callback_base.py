@@ -1,6 +1,6 @@
-"""Base classes for the callbacks, which create an AdaFocal or a Monitor when training begins.
+"""Base classes of the callbacks, which create an AdaFocal or a Monitor when training begins.
 
-The ranks and the checkpoint are not known before that.
+The ranks and the checkpoint are only known then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttachedObserver:
         self._is_on = True
 
     def observe(self, logits: Any, labels: Any) -> None:
-        """Observe a batch, if training is in progress."""
+        """Observe a batch if training is in progress."""
         if self.observing is not None and self._is_on:
             self.observing.observe(logits, labels)
 
@@ -62,12 +62,12 @@ class AttachedObserver:
             raise
 
     def discard(self) -> None:
-        """Discard the observed batches, which were not part of a validation pass."""
+        """Discard observed batches that are not part of a validation pass."""
         if self.observing is not None:
             self.observing.discard()
 
     def end(self) -> None:
-        """Close the observer at the end of training, successful or not."""
+        """Close the observer at the end of training, whether it succeeded or not."""
         self._is_on = False
         if self.observing is not None:
             self.observing.close()
@@ -79,7 +79,7 @@ class AttachedObserver:
         return self.observing.state_dict()
 
     def load_state_dict(self, document: Document) -> None:
-        """Continue from a checkpoint: now, or when training begins."""
+        """Continue from a checkpoint, now or when training begins."""
         if self.observing is not None and self._is_on:
             self.observing.load_state_dict(document)
         elif document:
@@ -110,7 +110,7 @@ class CallbackBase:
 
 
 class SteeringCallback(CallbackBase):
-    """Steers a loss during training; a model can use the loss immediately."""
+    """Callback that adapts a loss during training; the loss can be used immediately."""
 
     kind = "adafocal"
     loss: AdaFocalLoss
@@ -136,7 +136,8 @@ class SteeringCallback(CallbackBase):
             steered = loss
         if not isinstance(steered, AdaFocalLoss):
             raise ValueError(
-                f"loss must be adafocal or calfocal to be steered, got {_name_of(steered)}"
+                f"loss must be adafocal or calfocal, which adapt to calibration, "
+                f"got {_name_of(steered)}"
             )
         self.loss = steered
         options = {"budget": budget, "fresh": fresh, "folder": folder}
@@ -144,10 +145,10 @@ class SteeringCallback(CallbackBase):
 
 
 class MonitoringCallback(CallbackBase):
-    """Monitors training with any loss.
+    """Callback that monitors training with any loss.
 
     ``loss`` is a loss created by ``make_loss``, or its name with its parameters; it is notified at
-    the end of each epoch. With ``diagnose``, ``agreement`` is that of the monitor's last pass.
+    the end of each epoch. With ``diagnose``, ``agreement`` holds the diagnostics of the last pass.
     """
 
     kind = "monitor"
@@ -179,13 +180,13 @@ class MonitoringCallback(CallbackBase):
 
     @property
     def agreement(self) -> ClassAgreement | None:
-        """The diagnostics of the last pass, with ``diagnose``."""
+        """The diagnostics of the last pass; None without ``diagnose``."""
         monitor = self._attached.observing
         return monitor.agreement if isinstance(monitor, Monitor) else None
 
 
 def _checked_loss(loss: Loss) -> Loss:
-    """Return a loss; raise ValueError if a monitor cannot use it."""
+    """Return the loss unchanged; raise ValueError if a monitor cannot use it."""
     if not isinstance(loss, Loss):
         raise ValueError(
             f"loss must be a name or a loss created by make_loss, got {_name_of(loss)}"
@@ -193,7 +194,7 @@ def _checked_loss(loss: Loss) -> Loss:
     inner = getattr(loss, "calibration", loss)  # of RefCal
     if isinstance(inner, AdaFocalLoss):
         raise ValueError(
-            f"a monitor cannot steer {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
+            f"a monitor cannot update {inner.name}: use AdaFocalCallback(loss={inner.name!r})"
         )
     return loss
 
@@ -205,7 +206,7 @@ def _name_of(loss: Any) -> str:
 def callback_class(
     module: str, name: str, made: dict[str, type], bases: Callable[[], tuple[type, ...]]
 ) -> type:
-    """Create a callback class with the base classes of a framework, which is imported only now."""
+    """Create a callback class on first use, because its bases import the framework."""
     if name not in made:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     about = {"__module__": module, "__doc__": made[name].__doc__}

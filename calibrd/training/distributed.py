@@ -1,4 +1,4 @@
-"""The ranks in torch.distributed, and how they agree on the same numbers."""
+"""Merge and agree on values across the ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from calibrd.training.observer import Ranks, T
 
 
 class Distributed(Ranks):
-    """The ranks in torch.distributed: rank 0 reports the merged statistics."""
+    """The ranks of torch.distributed; rank 0 reports the merged statistics."""
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), decides="trainer")
         self.reports = self.rank == 0
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
-        """Return the sum over all ranks; the terms are integers, so their order does not matter."""
+        """Return the sum over all ranks; it is exact, because the terms are integers."""
         parts = self.gathered(statistics.to_bytes())
         return sum(map(BinStatistics.from_bytes, parts), BinStatistics.empty())
 
     def gathered(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, value)
         return parts
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the document of rank 0, sent as JSON, which preserves every bit of a number."""
+        """Return the document of rank 0; it is sent as JSON, which preserves floats exactly."""
         place = _device()
         text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
         length = torch.tensor([text.size], device=place)
@@ -46,7 +46,7 @@ class Distributed(Ranks):
 
 
 def _device() -> torch.device:
-    """Return the device that tensors must be on to be sent: with NCCL, the current device."""
+    """Return the device from which the backend sends tensors: with NCCL, the current GPU."""
     if "cpu" in str(dist.get_backend_config()):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()

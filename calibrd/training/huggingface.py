@@ -34,9 +34,9 @@ def bases() -> tuple[type, ...]:
 
 
 class ModelInputs:
-    """Captures the loss inputs beyond logits and labels while a batch passes through the model.
+    """Captures the further inputs of a loss while a batch passes through the model.
 
-    The batch's column ``index`` is withheld from the model. The embeddings are the input of the
+    The batch's column ``index`` is not passed on to the model. The embeddings are the input of the
     module named ``head``.
     """
 
@@ -47,7 +47,7 @@ class ModelInputs:
         self._seen: dict[str, Tensor] = {}
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Read the batches of this model from now on, and of no other."""
+        """Capture the batches of this model, and no longer those of another."""
         if model is self._model:
             return
         for hook in self._hooks:
@@ -59,7 +59,7 @@ class ModelInputs:
         self._model = model
 
     def taken(self) -> dict[str, Tensor]:
-        """Return what was captured from the last batch, once."""
+        """Return the captured inputs of the last batch and forget them."""
         seen, self._seen = self._seen, {}
         return seen
 
@@ -94,10 +94,10 @@ class _Hooks(CallbackBase):
         return f"calibrd-{self.kind}-{self.run}"
 
     def on_init_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Watch the model, if the loss takes more than logits and labels."""
+        """Watch the model if the loss takes more than logits and labels."""
         loss = self.loss
         if loss is None or self._inputs is None or others.get("model") is None:
-            return  # a model may be made only when training begins
+            return  # the model may not be created until training begins
         if _takes_index(loss) and args.remove_unused_columns:
             raise ValueError(
                 f"{loss.name} needs the column 'index', each sample's position in the "
@@ -114,7 +114,7 @@ class _Hooks(CallbackBase):
         self._attached.begin()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End the validation pass, if the evaluation is part of training."""
+        """End the validation pass if the evaluation is part of training."""
         if self._attached.is_on:
             self._attached.step()
             state.stateful_callbacks[self._key] = self._attached.state_dict()
@@ -137,7 +137,7 @@ class _Hooks(CallbackBase):
     def compute_loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Return the loss of a batch, for ``compute_loss_func``; observe it in evaluations."""
+        """Return the loss of a batch, for ``compute_loss_func``; in evaluations, observe it too."""
         if self.loss is None:
             raise ValueError("pass a loss, for example MonitorCallback(..., loss='seca')")
         logits = _classes_second(_logits_of(outputs))
@@ -151,7 +151,7 @@ class _Hooks(CallbackBase):
         return mean * (labels != self.loss.ignore_index).sum() / num_items_in_batch
 
     def _more(self, loss: Loss) -> dict[str, Tensor]:
-        """Return what the loss takes beyond logits and labels, read while the model ran."""
+        """Return the captured arguments that the loss takes beyond logits and labels."""
         if self._inputs is None:
             return {}
         more = self._inputs.taken()
@@ -166,7 +166,7 @@ class _Hooks(CallbackBase):
         return more
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
-        """Observe a batch of an evaluation, unless the callback does so elsewhere."""
+        """Observe a batch of an evaluation; a no-op if the callback does that elsewhere."""
 
     def _check(self, loss: Loss) -> None:
         if loss.reduction != "mean":
@@ -174,12 +174,12 @@ class _Hooks(CallbackBase):
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
-    """Steers the loss with the evaluations during training; pass ``compute_loss`` to the Trainer.
+    """Callback that adapts the loss after each evaluation during training.
 
-    ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. The arguments
-    are the same as for ``calibrd.training.AdaFocal``. There is one label for each row of logits, as
-    in classification of sequences, images or tokens (labels are not shifted as in language
-    modelling).
+    Use it as ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. The
+    arguments are the same as for ``calibrd.training.AdaFocal``. There must be one label for each
+    row of logits, as in classification of sequences, images or tokens; labels are not shifted as in
+    language modelling.
     """
 
     hint = "use Trainer(..., compute_loss_func=callback.compute_loss)"
@@ -189,16 +189,18 @@ class _AdaFocal(SteeringCallback, _Hooks):
 
 
 class _Monitor(MonitoringCallback, _Hooks):
-    """Streams the calibration of every evaluation, for training with any loss.
+    """Callback that streams the calibration of every evaluation, for training with any loss.
 
-    ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The arguments
-    are the same as for ``calibrd.training.Monitor``, and ``loss``, a name for ``make_loss``, with
-    its parameters: if you use it, pass ``compute_loss_func=callback.compute_loss`` as well. Losses
-    that learn over the epochs start over when training is resumed.
+    Use it as ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The
+    arguments are the same as for ``calibrd.training.Monitor``. Optionally, ``loss`` is a name for
+    ``make_loss``, followed by its parameters; then also pass
+    ``compute_loss_func=callback.compute_loss``. Losses with state from earlier epochs lose it when
+    training is resumed.
 
     A loss that takes embeddings needs ``head``, the name of the model's last layer, such as
-    ``"classifier"``: its input is the embeddings. A loss that takes the index of each sample needs
-    a column ``index`` in the training set, and ``TrainingArguments(remove_unused_columns=False)``.
+    ``"classifier"``; the input of that layer is used as embeddings. A loss that takes the index of
+    each sample needs a column ``index`` in the training set, and
+    ``TrainingArguments(remove_unused_columns=False)``.
     """
 
     hint = "use Trainer(..., compute_metrics=callback.compute_metrics)"
@@ -216,8 +218,8 @@ class _Monitor(MonitoringCallback, _Hooks):
         takes_embeddings = "embeddings" in loss.takes
         if takes_embeddings and self._head is None:
             raise ValueError(
-                f"{loss.name} takes embeddings: pass head=, the name of the model's last layer, "
-                "such as 'classifier', whose input they are"
+                f"{loss.name} takes embeddings, the input of the model's last layer: pass the name "
+                "of that layer as head=, such as 'classifier'"
             )
         if self._head is not None and not takes_embeddings:
             raise ValueError(f"head is only for a loss that takes embeddings, not {loss.name}")
@@ -244,7 +246,7 @@ def _first(values: Any) -> Any:
 
 
 def _logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's output, which has no loss: it was called without labels."""
+    """Return the logits in a model's output; the model was called without labels."""
     if isinstance(outputs, dict):
         found: Tensor = outputs["logits"]
         return found
@@ -253,7 +255,7 @@ def _logits_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(logits: Any) -> Any:
-    """Turn a model's (n, tokens, k) into the (n, k, tokens) that losses take."""
+    """Transpose a model's output (n, tokens, k) to (n, k, tokens), as losses expect."""
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 

@@ -1,7 +1,7 @@
 """Callbacks for PyTorch Lightning, both ``lightning.pytorch`` and ``pytorch_lightning``.
 
-``validation_step`` returns ``{"logits": ..., "labels": ...}`` or ``(logits, labels)``, and every
-validation pass of ``fit`` but the sanity check is a step. Checkpoints of the trainer hold the
+``validation_step`` must return ``{"logits": ..., "labels": ...}`` or ``(logits, labels)``. Every
+validation pass of ``fit``, except the sanity check, is a step. The trainer's checkpoints hold the
 state, and ``fit(..., ckpt_path=...)`` continues from it.
 """
 
@@ -26,7 +26,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 
 def bases() -> tuple[type, ...]:
-    """Return the Callback classes of the imported packages, or else of the installed ones."""
+    """Return the Callback classes of the imported packages; if none is imported, the installed."""
     loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
@@ -86,18 +86,18 @@ class _Hooks(CallbackBase):
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
-    """Steers ``callback.loss``, which the module trains with, using its validation passes.
+    """Callback that adapts ``callback.loss`` after each validation pass; train with that loss.
 
     The arguments are the same as for ``calibrd.training.AdaFocal``.
     """
 
 
 class _Monitor(MonitoringCallback, _Hooks):
-    """Streams the calibration of every validation pass, for a module with any loss.
+    """Callback that streams the calibration of every validation pass, for any loss.
 
-    The arguments are the same as for ``calibrd.training.Monitor``, and ``loss``, a name for
-    ``make_loss``, with its parameters: the module trains with ``callback.loss``, which is notified
-    at the end of each epoch.
+    The arguments are the same as for ``calibrd.training.Monitor``. Optionally, ``loss`` is a name
+    for ``make_loss``, followed by its parameters; then train the module with ``callback.loss``,
+    which is notified at the end of each epoch.
     """
 
 

@@ -1,4 +1,4 @@
-"""Monitor calibration live, for training with any loss."""
+"""Monitor calibration during training with any loss."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from calibrd.training.reporting.sessions import Start
 class Monitor(Observer):
     """Streams the calibration of each validation pass to the service, as steps of a run.
 
-    ``client`` is a client, a URL, or None to stay in this process. Neither an unavailable service
-    nor a full disk stops training: no call waits longer than ``budget`` seconds. The run continues
-    after its last step, from 0 with ``fresh``, or from the ``state_dict`` passed as ``resume``.
-    Ranks come from torch.distributed, or are passed with a ``session`` that they share. Unsent
-    steps wait in ``folder``. It takes numpy arrays as well as tensors, and does not need torch.
+    ``client`` is a client or a URL; with None, nothing is sent. An unavailable service or a full
+    disk does not stop training: no call waits longer than ``budget`` seconds, and unsent steps are
+    stored in ``folder``. The run continues after its last step, from 0 with ``fresh``, or from the
+    ``state_dict`` passed as ``resume``. The ranks are those of torch.distributed; without it, pass
+    ``rank``, ``world_size`` and a shared ``session``. Numpy arrays and tensors are accepted; torch
+    is not required.
 
-    With ``diagnose``, ``agreement`` has the diagnostics of the SECA paper after each step: entropy,
-    KL divergence and cosine (``calibrators.metrics.ClassAgreement``), over the classes of each
-    observed batch, and over all ranks of torch.distributed. They cost a pass over all classes on
-    the CPU and are not sent.
+    With ``diagnose``, ``agreement`` holds the diagnostics of the SECA paper after each step:
+    entropy, KL divergence and cosine (``calibrators.metrics.ClassAgreement``), over the classes of
+    each observed batch and all ranks of torch.distributed. They cost a pass over all classes on the
+    CPU and are not sent.
 
     >>> monitor = Monitor(None, run="resnet")
     >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])
@@ -64,7 +65,7 @@ class Monitor(Observer):
         folder: str | Path | None = None,
         diagnose: bool = False,
     ) -> None:
-        self.agreement: ClassAgreement | None = None  # of the last pass, if asked for
+        self.agreement: ClassAgreement | None = None  # of the last pass, with diagnose
         self._observed_agreement = ClassAgreement() if diagnose else None
         super().__init__(
             client,
@@ -93,13 +94,13 @@ class Monitor(Observer):
             self._observed_agreement += agreement_of(logits, labels, self.ignore_index)
 
     def discard(self) -> None:
-        """Discard what was observed since the last step."""
+        """Discard the rows observed since the last step."""
         super().discard()
         if self._observed_agreement is not None:
             self._observed_agreement = ClassAgreement()
 
     def step(self) -> Summary:
-        """End a validation pass and return its summary, over all ranks that communicate."""
+        """End a validation pass and return its summary over all ranks that communicate."""
         summary = super().step()
         if self._observed_agreement is not None:
             parts = self._ranks.gathered(self._observed_agreement)
@@ -118,7 +119,7 @@ class Monitor(Observer):
 
 
 def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> ClassAgreement:
-    """Return how the predictions of one batch agree with the mean of their class.
+    """Return how closely the predictions in a batch agree with the mean of their class.
 
     >>> round(agreement_of([[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 0, -100]).kl_divergence, 3)
     0.918
@@ -126,7 +127,7 @@ def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> Class
     rows, truth = flat_rows(
         as_array(logits, "logits"), as_array(labels, "labels").astype(np.intp), ignore_index
     )
-    if rows.ndim == 1 or rows.shape[1] == 1:  # those of class 1
+    if rows.ndim == 1 or rows.shape[1] == 1:  # logits of class 1
         rows = np.stack([np.zeros(len(truth)), rows.reshape(-1)], axis=1)
     return ClassAgreement.from_logits(rows, truth)
 

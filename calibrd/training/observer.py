@@ -1,6 +1,6 @@
 """Observe validation passes and report them as a run: base classes for AdaFocal and Monitor.
 
-Each row of a pass is reduced to three numbers on its device; then the rows are counted.
+Each row of a pass is reduced to three numbers on its device; these are then counted in bins.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ _log = logging.getLogger("calibrd")
 
 
 class Ranks:
-    """One process, or one of several that communicate only through the service.
+    """The rank of this process; other ranks, if any, communicate only through the service.
 
-    A subclass has ranks that communicate directly; all of them must call its methods together.
+    In subclasses the ranks communicate directly; all of them must call the methods together.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, *, decides: str | None = None) -> None:
         self.rank = rank
         self.size = size
-        # who computes the state: the trainer, if it has the statistics of all ranks
+        # the side that computes the state: the trainer, if it has the statistics of all ranks
         self.decides = decides or ("trainer" if size == 1 else "service")
-        self.reports = True  # to the service
+        self.reports = True  # whether this rank reports to the service
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
         """Return the sum of the statistics of all ranks that communicate."""
         return statistics
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the document of rank 0, if the ranks communicate."""
+        """Return the document of rank 0 if the ranks communicate, else this rank's own."""
         return document
 
     def gathered(self, value: T) -> list[T]:
-        """Return the values of all ranks that communicate, in their order."""
+        """Return the values of all ranks that communicate, in rank order."""
         return [value]
 
 
@@ -73,7 +73,7 @@ class Steered(Protocol):
 
 
 class Observer:
-    """One job in a run, in the process that created it; copies can neither observe nor step."""
+    """One training job of a run; copies in other processes can neither observe nor step."""
 
     kind: Kind
 
@@ -149,13 +149,13 @@ class Observer:
         return statistics.summary()
 
     def discard(self) -> None:
-        """Discard what was observed since the last step."""
+        """Discard the rows observed since the last step."""
         self._observed = RunningStatistics()
 
     def close(self) -> None:
-        """Send what can be sent within the budget; the next process sends the rest.
+        """Send as many steps as possible within the budget; the next process sends the rest.
 
-        All ranks must call it; a later step on any rank is an error.
+        All ranks must call it; calling ``step`` afterwards is an error on every rank.
         """
         self._is_closed = True
         if self._reporter is not None and self._process == os.getpid():
@@ -188,7 +188,7 @@ class Observer:
         return merged
 
     def _updated(self, state: AdaFocalState, statistics: BinStatistics) -> AdaFocalState:
-        """Report a pass, and return the state after it."""
+        """Report a pass and return the state after it."""
         before = Start(state.step, state)
         if self._ranks.decides == "service" and self._reporter is not None:
             return self._reporter.exchange(statistics, before)
@@ -211,7 +211,7 @@ class Observer:
         fresh: bool,
         **options: Any,
     ) -> Start:
-        """Return where to begin, the same on all ranks; raise on all if rank 0 cannot begin."""
+        """Return the same starting position on all ranks; raise on all of them if rank 0 fails."""
         problem: Exception | None = None
         try:
             connection = connection_of(client) if self._ranks.reports else None
@@ -238,8 +238,8 @@ class Observer:
     def _check_is_here(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                f"this {type(self).__name__} is a copy, or in a forked process: only the original, "
-                "in its own process, can observe and step"
+                f"this {type(self).__name__} is a copy, or belongs to the parent process: only the "
+                "original, in the process that created it, can observe and step"
             )
 
 
@@ -258,7 +258,7 @@ def is_distributed() -> bool:
 
 
 def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> Ranks:
-    """Return the given ranks, or the ranks of torch.distributed, or this process alone."""
+    """Return the given rank, or this process's rank in torch.distributed, or a single rank."""
     if rank is None and world_size is None:
         if is_distributed():
             from calibrd.training.distributed import Distributed
@@ -279,14 +279,14 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
         )
     if world_size > 1 and session is None:
         raise ValueError(
-            "session is required with rank= and world_size=: pass a name that all ranks share and "
+            "session is required with rank= and world_size=: pass a name shared by all ranks that "
             "no earlier job of this run has used, such as the scheduler's job id"
         )
     return Ranks(rank, world_size)
 
 
 class RunningStatistics:
-    """Accumulate the statistics of all rows, counting them in large batches for speed."""
+    """Accumulates the statistics of rows, and counts them in large batches for speed."""
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()
@@ -312,7 +312,7 @@ class RunningStatistics:
 def reduce_rows(logits: Any, labels: Any, ignore_index: int = IGNORED) -> RowTerms:
     """Reduce logits (n, k) or (n, k, d1, ...) and labels (n, d1, ...) to three numbers per row.
 
-    Logits (n,) or (n, 1) are the logits of class 1. Labels equal to ``ignore_index`` are left out.
+    Logits (n,) or (n, 1) are the logits of class 1. Rows labelled ``ignore_index`` are left out.
     Tensors are reduced on their own device; anything else is converted to numpy.
 
     >>> reduce_rows([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, -100]).odds.tolist()

@@ -1,1 +1,1 @@
-"""How calls reach the service: connection, responses, retries and errors."""
+"""Transport of calls to the service: connection, responses, retries and errors."""

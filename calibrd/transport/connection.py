@@ -32,15 +32,15 @@ STORE_TRIES = 3
 CONNECT_SECONDS = 5.0
 PART_BYTES = 1 << 23
 SMALLEST_PART = 1 << 10
-# errors after which the request has certainly not arrived
+# errors that prove that the request was not sent
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# errors that a retry would run into again
+# errors that a retry cannot fix
 HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How a client reaches the service; ``clock`` returns the seconds that retries count."""
+    """Settings of a client's connection; retries measure time with ``clock``, in seconds."""
 
     url: str
     api_key: str | None = field(repr=False)
@@ -59,7 +59,7 @@ class Connection:
         retry_seconds: float,
         part_bytes: int = PART_BYTES,
     ) -> Connection:
-        """Create a connection from the arguments, or else from the environment."""
+        """Create a connection; settings that are None are read from the environment."""
         found = _first(url, os.environ.get("CALIBRD_URL"), DEFAULT_URL).rstrip("/")
         _check_url(found)
         key = _first(api_key, os.environ.get("CALIBRD_API_KEY")) or None
@@ -77,7 +77,7 @@ class Connection:
         return cls(found, key, timeout, retry_seconds, part_bytes)
 
     def options(self, *, foreign: bool = False) -> dict[str, Any]:
-        """Return arguments of an httpx client; foreign servers get neither key nor user agent."""
+        """Return the arguments of an httpx client; a foreign one sends no key or user agent."""
         headers = {"Accept-Encoding": ACCEPTED}
         if not foreign:
             version = metadata.version("calibrd")
@@ -87,7 +87,7 @@ class Connection:
         return {"headers": headers}
 
     def request_arguments(self, step: Send) -> dict[str, Any]:
-        """Return a step as arguments of an httpx client's ``request``."""
+        """Return the arguments of an httpx client's ``request`` for a step."""
         seconds = self.timeout if step.timeout is None else step.timeout
         return {
             "method": step.method,
@@ -107,13 +107,12 @@ class Connection:
         retry_seconds: float | None = None,
         also: tuple[int, ...] = (),
     ) -> Flow[Response]:
-        """Send a request, with retries; return the response, or raise the error in it.
+        """Send a request with retries; return the response, or raise its error.
 
         Network failures and temporary failures of the service are retried for ``retry_seconds``
-        with growing random pauses, if the request is ``repeatable`` or cannot have arrived. If it
-        may have arrived and is not repeatable, ``check_hint`` says how to find out whether it
-        succeeded.
-        Responses with a status in ``also`` are returned, not raised.
+        with growing random pauses if the request is ``repeatable`` or cannot have arrived. If it
+        may have arrived and is not repeatable, ``check_hint`` tells the user how to find out
+        whether it succeeded. Responses with a status in ``also`` are returned instead of raised.
         """
         limit = self.retry_seconds if retry_seconds is None else retry_seconds
         end, backoff, may_have_arrived = self.clock() + limit, Backoff(), False
@@ -139,7 +138,7 @@ class Connection:
                 if not is_retried or self.clock() + wait > end:
                     raise failure
             finally:
-                del failure  # it refers to this frame, and would keep the request alive
+                del failure  # refers to this frame, so it would keep the request alive
             yield Pause(wait)
 
     def put_foreign(self, url: str, content: bytes) -> Flow[None]:
@@ -175,12 +174,12 @@ class Connection:
 
 
 def _is_passing(error: CalibrdError) -> bool:
-    """Return whether the next try may succeed."""
+    """Return whether an error is temporary, so that a retry may succeed."""
     return isinstance(error, Unavailable) or error.code == "idempotency_key_in_use"
 
 
 def path(*parts: object) -> str:
-    """Return a path of the service; its parts are escaped and cannot change the route.
+    """Join parts to a path of the service; they are escaped, so they cannot change the route.
 
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
@@ -218,7 +217,7 @@ def _check_url(url: str) -> None:
 
 
 def _host_of(url: object) -> str:
-    """Return the host of a store; raise NotCalibrd if the URL is not valid."""
+    """Return the host in the URL of an object store; raise NotCalibrd if the URL is invalid."""
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -238,7 +237,7 @@ def _message(error: httpx.RequestError) -> str:
 
 
 def _is_about_tls(error: BaseException | None) -> bool:
-    """Return whether the certificate was refused, or the server does not speak TLS."""
+    """Return whether TLS failed: a rejected certificate, or a server that does not use TLS."""
     while error is not None:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             return True

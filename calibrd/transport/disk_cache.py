@@ -1,4 +1,4 @@
-"""The SDK's disk cache, by service and key: loaded maps and interrupted uploads."""
+"""The SDK's disk cache of loaded maps and interrupted uploads, one per service and key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CacheEntry:
             return None
 
     def write(self, text: str) -> None:
-        """Replace the file; a failure is only logged, because this is a cache."""
+        """Replace the file; failures are only logged, because the cache is optional."""
         try:
             write_atomically(self.path, text.encode())
         except OSError as error:
@@ -46,7 +46,7 @@ class CacheEntry:
 
 
 class Cache:
-    """The cache folder of one service and one key: keys do not share cached data."""
+    """The cache folder of one service and one key; keys do not share cached data."""
 
     def __init__(self, connection: Connection) -> None:
         identity = f"{connection.url}\n{connection.api_key or ''}"
@@ -54,18 +54,18 @@ class Cache:
         self.folder = cache_folder() / name
 
     def upload(self, name: str) -> CacheEntry:
-        """Return the entry for the id of an upload that has not been committed."""
+        """Return the entry that stores the id of an uncommitted upload."""
         return CacheEntry(self.folder / "uploads" / name)
 
 
 def cache_folder() -> Path:
-    """Return CALIBRD_CACHE_DIR, or this system's cache folder."""
+    """Return the folder CALIBRD_CACHE_DIR, by default the system's cache folder."""
     path = os.environ.get("CALIBRD_CACHE_DIR")
     return Path(path) if path else platformdirs.user_cache_path("calibrd", ensure_exists=False)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a private file so that no reader sees it incomplete."""
+    """Write a private file atomically: readers never see it incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
@@ -78,9 +78,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def locked(path: Path) -> IO[bytes] | None:
-    """Lock a file and return it open, or None if a live process has locked it.
+    """Lock a file and return the open file; return None if a live process holds the lock.
 
-    The lock ends when the file is closed. Raise FileNotFoundError if there is no such file.
+    Closing the file releases the lock. Raise FileNotFoundError if the file does not exist.
     """
     file = path.open("rb+")
     try:

@@ -1,6 +1,6 @@
-"""Calls as flows, independent of how they are sent: one description for both clients.
+"""Flows: calls written once for both clients, independent of how requests are sent.
 
-A call is a generator, a *flow*. It yields steps (send a request, pause, run flows together) and
+A call is a generator, a *flow*. It yields steps (send a request, pause, run flows concurrently) and
 receives their results; its return value is the result of the call. ``Client`` and ``AsyncClient``
 differ only in how they run a step.
 """
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Send:
-    """A request; a ``foreign`` one goes to another server, without the key."""
+    """A request; a ``foreign`` request goes to another server, without the API key."""
 
     method: str
     url: str
@@ -38,7 +38,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Response:
-    """A response, read completely; header names are in lower case."""
+    """A complete response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,21 +47,21 @@ class Response:
 
 @dataclass(frozen=True)
 class Pause:
-    """A wait of ``seconds``."""
+    """A pause of ``seconds``."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Work:
-    """CPU or disk work, which must not block an event loop."""
+    """CPU or disk work that must not block an event loop."""
 
     do: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Together:
-    """Flows to run concurrently, at most ``at_once`` at a time; the results are in order.
+    """Flows to run concurrently, at most ``at_once`` at a time; results keep the order of flows.
 
     If a flow fails, flows that have not started are skipped and its error is raised.
     """
@@ -91,11 +91,11 @@ class Awaiting(ABC):
 
 
 class Call(Protocol[P, R]):
-    """The type of a call, a method of both clients; other flows delegate to its ``flow``."""
+    """The type of a call, which is a method of both clients; other flows use its ``flow``."""
 
     @property
     def flow(self) -> Callable[Concatenate[Any, P], Flow[R]]:
-        """The description of the call."""
+        """The function that creates the flow of the call."""
 
     @overload
     def __get__(self, client: None, owner: Any) -> Call[P, R]: ...
@@ -113,9 +113,9 @@ class Call(Protocol[P, R]):
 
 
 def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
-    """Turn a flow into a method of both clients: one blocks, the other is awaited.
+    """Turn a flow into a method of both clients, synchronous in one and a coroutine in the other.
 
-    The method is a plain function, which inspect, help and mock support; the client's ``run``
+    The method is a plain function, so inspect, help and mock support it. The client's ``run``
     determines what it returns.
     """
 
@@ -130,14 +130,14 @@ def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
 
 
 def _signature(flow: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of the method, with the type of the result instead of the flow's."""
+    """Return the signature of the method, annotated with the result instead of the flow."""
     found = inspect.signature(flow)
     result = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
     return found.replace(return_annotation=result)
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the line outside this package that made the call."""
+    """Issue a warning that points at the caller's line outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == "calibrd":
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Presigned URLs are secrets, so logs show them without their query."""
+"""Remove the query of presigned URLs from logs, because such URLs are secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _under_way: ContextVar[bool] = ContextVar("calibrd_signed_url", default=False)
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Leave out the query of URLs that httpx logs within the block."""
+    """Remove the query from URLs that httpx logs within the block."""
     before = _under_way.set(True)
     try:
         yield
@@ -23,7 +23,7 @@ def unlogged() -> Iterator[None]:
 
 
 def keep_out_of_logs() -> None:
-    """Install the filter that ``unlogged`` needs: httpx logs the URL of every request."""
+    """Install the log filter that ``unlogged`` needs, because httpx logs all URLs."""
     logging.getLogger("httpx").addFilter(_without_query)
 
 

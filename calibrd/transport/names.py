@@ -1,4 +1,4 @@
-"""Names and ids sent by a service, checked before they become paths or parts of URLs."""
+"""Patterns of names and ids, which are checked before use in paths and URLs."""
 
 from __future__ import annotations
 

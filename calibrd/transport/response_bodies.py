@@ -1,4 +1,4 @@
-"""Bodies of responses, decompressed here so that their size stays limited."""
+"""Response bodies, decompressed here in order to limit their size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Body:
             raise self._too_long()
 
     def add(self, piece: bytes) -> None:
-        """Add a piece as it was sent; raise NotCalibrd if the response is too long or damaged."""
+        """Add received bytes; raise NotCalibrd if the response is too long or damaged."""
         self._sent += len(piece)
         if self._sent > self._max_bytes:
             raise self._too_long()

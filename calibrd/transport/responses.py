@@ -1,4 +1,4 @@
-"""Parsing of responses: their JSON, arrays and errors; NotCalibrd if they are malformed."""
+"""Parse the JSON, arrays and errors of responses; raise NotCalibrd if they are malformed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def array_of(response: Response) -> NDArray[Any]:
 
 
 def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
-    """Return a record from the service's JSON, with ``more`` fields that are already parsed."""
+    """Build a record from the service's JSON; fields in ``more`` are already parsed."""
     try:
         return read(kind, document, **more)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -74,7 +74,7 @@ def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
 
 
 def records_of(kind: type[Record], document: Any) -> list[Record]:
-    """Return the records of a list in the service's JSON."""
+    """Build the records of a list in the service's JSON."""
     if not isinstance(document, list):
         raise NotCalibrd(f"the response is JSON, but not a list of {kind.__name__.lower()}s")
     return [record_of(kind, one) for one in document]
@@ -89,14 +89,14 @@ def report_of(document: Any) -> Report:
 
 
 def page_of(kind: type[Record], response: Response) -> tuple[list[Record], str | None]:
-    """Return the records of a page of a list, and the cursor of the next page."""
+    """Return the records of a page, and the cursor of the next page or None."""
     document = document_of(response)
     items, cursor = member_of(document, "items"), member_of(document, "next")
     return records_of(kind, items), cursor
 
 
 def seconds_to_wait(response: Response) -> float:
-    """Return the seconds to wait according to Retry-After, which holds seconds or a date."""
+    """Return the number of seconds given by the header Retry-After; 0 if there is none."""
     value = response.headers.get("retry-after", "")
     try:
         return max(0.0, float(value) if value.strip().isdigit() else _seconds_until(value))
@@ -109,7 +109,7 @@ def _seconds_until(date: str) -> float:
 
 
 def error_of(response: Response) -> Refused | NotCalibrd | None:
-    """Return the error in a response, if there is one."""
+    """Return the error that a response reports, or None."""
     if response.status < 300 or response.status == 304:
         return None
     if response.status < 400:
@@ -129,7 +129,7 @@ def error_of(response: Response) -> Refused | NotCalibrd | None:
 
 
 def _without_problem(response: Response) -> Refused | NotCalibrd:
-    """Return the error of a response without a problem document: to HEAD, or from a proxy."""
+    """Return the error for a response without a problem document, to HEAD or from a proxy."""
     request_id = response.headers.get("x-request-id")
     if response.status >= 500 or response.status == TOO_MANY or request_id is not None:
         code = f"status_{response.status}"

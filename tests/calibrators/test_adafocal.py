@@ -1,4 +1,4 @@
-"""AdaFocal's update: Algorithm 1 line by line, and the streamed form beside the exact one."""
+"""AdaFocal's update: Algorithm 1 line by line, and the streamed form against the exact one."""
 
 import json
 import math
@@ -15,9 +15,9 @@ BINS = 15
 
 
 def reference_update(gammas: list[float], rows: list[tuple[float, int]], settings: Settings):
-    """Algorithm 1 on sorted rows (confidence, correct), in plain Python; rows without ties.
+    """Run Algorithm 1 on sorted rows (confidence, correct) without ties, in plain Python.
 
-    Also the size that each gamma had before the question whether it is small enough to switch.
+    Also return the size of each gamma before it was compared with the switching threshold.
     """
     rows = sorted(rows)
     bins, after, sizes = len(gammas), [], []
@@ -45,7 +45,7 @@ def reference_update(gammas: list[float], rows: list[tuple[float, int]], setting
 
 
 def training(law: str, n: int, steps: int, seed: int):
-    """Log-odds and correctness of one validation set, as a network in training would give them."""
+    """Return log odds and correctness of a validation set, as for a network in training."""
     rng = np.random.default_rng(seed)
     ease = rng.normal(size=n)
     for step in range(steps):
@@ -63,7 +63,7 @@ def training(law: str, n: int, steps: int, seed: int):
 
 
 def both_ways(passes, settings: Settings):
-    """Streamed state, exact gammas, which bins were ever near a switch, and the largest C error."""
+    """Return streamed state, exact gammas, bins that were near a switch, and largest C error."""
     state, exact = AdaFocalState.begin(settings), [1.0] * BINS
     near, far = np.zeros(BINS, dtype=bool), 0.0
     for odds, correct in passes:
@@ -98,7 +98,7 @@ def test_streamed_update_is_the_exact_one(law, n):
 
 @pytest.mark.parametrize("law", ["trained", "overconfident", "timid"])
 def test_the_same_set_again_and_again(law):
-    """An error would not be averaged out, but grow with every step."""
+    """Errors would not average out but grow with every step."""
     n = 10_000
     one = next(training(law, n, 1, seed=3))
     state, exact, near, far = both_ways([one] * 20, Settings())
@@ -119,7 +119,7 @@ def test_the_same_many_rows_in_cells():
     confidence = np.split(1 / (1 + np.exp(-odds[order])), _cuts(len(odds)))
     means = np.array([part.mean() for part in confidence])
     gaps = means - [part.mean() for part in np.split(correct[order], _cuts(len(odds)))]
-    assert (20 * gaps > np.log(0.2)).all()  # no gamma comes to a bound or a switch
+    assert (20 * gaps > np.log(0.2)).all()  # no gamma reaches a bound or a switch
     assert (20 * gaps < np.log(20)).all()
     far = np.abs(statistics.equal_mass(BINS).mean_confidence - means).max()
     off = np.abs(state.gammas / np.exp(20 * gaps) - 1).max()
@@ -144,7 +144,7 @@ def test_a_repeated_set_of_real_logits():
 
 
 def one_gap(gap: float, **settings) -> AdaFocalState:
-    """A state of one bin after an update in which C - A was ``gap``."""
+    """Return the state of one bin after an update with C - A equal to ``gap``."""
     return AdaFocalState.initial(bins=1, **settings).update(rows_with_gap(gap))
 
 

@@ -1,4 +1,4 @@
-"""AdaFocalLoss against its formula in float64, at the limits of numbers, through checkpoints."""
+"""AdaFocalLoss: its formula in float64, extreme values, and checkpoints."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ SIGNED = [-2.0, -0.2, 0.0, 0.2, 1.0, 3.5, 20.0]
 
 
 def steered(gammas: list[float] = SIGNED, **settings) -> AdaFocalState:
-    """A state with these gammas, in bins of equal width."""
+    """Return a state with these gammas, in bins of equal width."""
     bins = len(gammas)
     chosen = Settings(bins=bins, **settings)
     return AdaFocalState(chosen, 1, np.arange(bins + 1) / bins, gammas, np.linspace(0.1, 0.9, bins))
@@ -30,7 +30,7 @@ def batch(n: int = 64, k: int = 10, scale: float = 3.0, seed: int = 0):
 
 
 def formula(logits: torch.Tensor, labels: torch.Tensor, state: AdaFocalState) -> list[float]:
-    """The loss of each row, as the paper writes it."""
+    """Return the loss of each row by the paper's formula."""
     found = []
     for row, label in zip(logits.double().numpy(), labels.tolist(), strict=True):
         p = float(np.exp(row[label] - row.max()) / np.exp(row - row.max()).sum())

@@ -1,4 +1,4 @@
-"""Bin statistics: the same bits in any order, and the figures that all rows would give."""
+"""Bin statistics: the same bits in any order, and the same figures as from all rows."""
 
 import sys
 import zlib
@@ -28,7 +28,7 @@ from calibrators.numerics.softmax import softmax
 
 
 def overconfident(n: int = 10_000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Log-odds up to 40 of a network that is right far less often than it says."""
+    """Return log odds up to 40 of a network that is correct far less often than they say."""
     rng = np.random.default_rng(seed)
     odds = rng.uniform(0, 40, n)
     return odds, rng.random(n) < 1 / (1 + np.exp(-odds / 6))
@@ -51,7 +51,7 @@ def test_figures_are_those_of_all_rows(data):
 
 
 def in_cells(statistics: BinStatistics) -> CountedRows:
-    """The same rows as they would be counted if they were more."""
+    """Count the same rows in cells, as for larger numbers of rows."""
     return statistics.spread.counted()
 
 
@@ -79,7 +79,8 @@ def test_equal_mass_bins_are_those_of_the_sorted_rows(law, bins):
         (in_cells(top).tied_rows().equal_mass(bins), 3e-5, 3.0),
     ):
         far = np.abs(found.mean_confidence - exact.mean_confidence).max()
-        told_apart = exact.upper < 1 - 1e-12  # beyond, confidences are tied that log-odds are not
+        # beyond this, confidences are tied although log odds are not
+        told_apart = exact.upper < 1 - 1e-12
         hits = np.abs(found.correct_sum - exact.correct_sum)[told_apart].max(initial=0)
         sys.stdout.write(f"{law}, {bins} bins: C_b off by {far:.1e}, hits by {hits:.2f}\n")
         assert far <= most
@@ -123,7 +124,7 @@ def test_from_logits_confidences_and_log_odds_agree():
     assert one[one < 8] == pytest.approx(other[one < 8], abs=2e-6)
 
 
-def test_cells_hold_what_their_edges_say():
+def test_cells_hold_the_rows_between_their_edges():
     inner = np.arange(1, 30_000)
     odds = odds_at(inner)
     assert np.array_equal(cell_of(odds + 1e-4), inner)
@@ -173,7 +174,7 @@ def test_one_class_predicted_and_saturated_logits():
     assert masked.summary().nll == 0.0
 
 
-def test_empty_statistics_add_nothing_and_say_nothing():
+def test_empty_statistics_have_no_effect():
     data = draw(100, 4)
     some = BinStatistics.from_logits(data.logits, data.labels)
     nothing = BinStatistics.empty()
@@ -218,7 +219,7 @@ def test_damaged_bytes_are_refused():
 
 
 def sums(**changes: int) -> np.ndarray:
-    """Sums of one row, right, with confidence 1 and an NLL of 0, changed."""
+    """Return the sums of one correct row with confidence 1 and an NLL of 0, with changes."""
     made = {"count14": 1, "correct14": 1, "confidence14": 2**30, "nll_rows": 1} | changes
     found = np.zeros(SUMS, dtype=np.int64)
     for name, value in made.items():

@@ -1,4 +1,4 @@
-"""Adam by hand, against torch's own."""
+"""The hand-written Adam compared with torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Additive: its posterior against independent solvers, its band against known truths."""
+"""Additive: its posterior compared with independent solvers, its band with known truths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from band_coverage import coverage
 
 
 def rows(n: int, seed: int = 0) -> posterior.DesignRows:
-    """Rows whose truth bends away from their offset."""
+    """Return rows whose truth is a nonlinear function of their offset."""
     rng = np.random.default_rng(seed)
     x, u = rng.normal(1, 2, n), rng.normal(size=n)
     hits = rng.random(n) < expit(0.6 * x + 0.5 * np.sin(x) + 0.3 * u)
@@ -53,7 +53,7 @@ def test_the_mode_is_that_of_another_solver() -> None:
 
 
 def test_the_evidence_is_the_integral_of_the_joint_density() -> None:
-    """Laplace's approximation against a sum over a grid, for a model of one height."""
+    """Laplace's approximation is compared with a sum over a grid for a model with one height."""
     rng = np.random.default_rng(1)
     offset = rng.normal(size=60)
     hits = (rng.random(60) < expit(offset + 0.5)).astype(float)
@@ -68,7 +68,7 @@ def test_the_evidence_is_the_integral_of_the_joint_density() -> None:
     assert laplace == pytest.approx(integral, abs=0.02)
 
 
-def test_terms_that_say_nothing_get_little_weight() -> None:
+def test_terms_without_information_get_little_weight() -> None:
     def fitted(effect: float) -> posterior.Posterior:
         rng = np.random.default_rng(0)
         x, u = rng.normal(1, 2, 3000), rng.normal(size=3000)
@@ -133,7 +133,7 @@ def test_the_other_classes_have_their_own_temperature() -> None:
 
 
 def test_the_band_covers_the_truth() -> None:
-    """In the mean over truths and bins of confidence; docs/studies/auto.md has 200 truths."""
+    """Coverage is averaged over truths and bins; docs/studies/auto.md has 200 truths."""
     found = coverage(1000, truths=12, level=0.9)
     assert 0.8 < np.nanmean(found) < 0.97
     assert np.nanmean(coverage(1000, truths=12, level=0.5)) == pytest.approx(0.5, abs=0.15)
@@ -190,7 +190,7 @@ def test_impossible_maps_are_refused(name: str, value: object, message: str) -> 
 
 
 def wide_map(p: int) -> AdditiveMap:
-    """A map with p nodes a term, whose heights vary together."""
+    """Return a map with p nodes per term, whose heights are correlated."""
     half = np.random.default_rng(0).normal(size=(3 * p, 3 * p)) / p
     nodes = np.tile(np.linspace(-10, 10, p), (3, 1))
     return AdditiveMap(

@@ -1,4 +1,4 @@
-"""Archives: what comes back is what went in, and nothing else ever comes back."""
+"""Archives: reading returns exactly what was written, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMART = archive.dump(Smart(steps=5).fit(draw(200, 4)))
 
 
 def forged(data: bytes = BYTES, **changes: Any) -> bytes:
-    """An archive with another header and a hash that is right for it."""
+    """Return an archive with another header and the matching hash."""
     length = struct.unpack_from("<I", data, 40)[0]
     header = {**json.loads(data[44 : 44 + length]), **changes}
     text = json.dumps(header).encode()
@@ -37,7 +37,7 @@ def parameters(**changes: Any) -> bytes:
     return forged(parameters={**archive.describe(BYTES)["parameters"], **changes})
 
 
-def test_header_says_everything() -> None:
+def test_header_describes_the_map() -> None:
     header = archive.describe(BYTES)
     assert header["format"] == 1
     assert header["method"] == "temperature"

@@ -1,4 +1,4 @@
-"""Auto: it chooses rightly where the truth is known, says why, and sees nothing but the fit set."""
+"""Auto chooses correctly if the truth is known, explains its choice, and uses only the fit set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 
 
-def test_is_additive_and_says_so() -> None:
+def test_default_is_additive_and_is_recorded() -> None:
     data = draw(1500, 4, temperature=2.5)
     fitted = Auto().fit(data)
     assert isinstance(fitted, AdditiveMap)
@@ -71,7 +71,7 @@ def test_mends_what_one_temperature_cannot() -> None:
     assert errors["auto"] < 0.5 * errors["temperature"]
 
 
-def test_says_what_was_tried_and_why() -> None:
+def test_records_what_was_tried_and_why() -> None:
     names = ("temperature", "spline")
     fitted = Auto(candidates=names).fit(two_regimes(3000, 0)[0])
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
@@ -134,7 +134,7 @@ def test_any_scale_of_many_classes(factor: float) -> None:
     np.testing.assert_allclose(fitted.apply(scaled.logits), own.apply(data.logits), atol=1e-4)
 
 
-def test_methods_that_change_the_class_are_asked_for() -> None:
+def test_methods_that_change_the_class_are_tried_only_on_request() -> None:
     data = draw(600, 3)
     with pytest.raises(ParameterError, match="'vector', which may change the predicted class"):
         Auto(candidates=("vector",))
@@ -168,11 +168,11 @@ def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None
 
 
 def test_with_class_changes_the_likelihood_decides() -> None:
-    """By its calibration error isotonic would win; matrix scaling knows more of the classes."""
+    """Isotonic has the lower calibration error, but matrix scaling has the better likelihood."""
     rng = np.random.default_rng(3)
     truth = rng.normal(size=(3000, 4)) * 2
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
-    swapped = truth[:, [1, 0, 2, 3]]  # two columns the wrong way round
+    swapped = truth[:, [1, 0, 2, 3]]  # two columns swapped
     names = ("temperature", "isotonic", "matrix")
     fitted = Auto(candidates=names, allow_class_change=True).fit(CalibrationSet(swapped, labels))
     assert (fitted.method, fitted.fit_info["score"]) == ("matrix", "nll")
@@ -184,8 +184,8 @@ def test_with_class_changes_the_likelihood_decides() -> None:
     assert fitted.apply(swapped).argmax(axis=1).tolist() != swapped.argmax(axis=1).tolist()
 
 
-def test_segments_are_asked_for() -> None:
-    """Its map needs the segment of each row for ever, so it is no surprise to be sprung on one."""
+def test_segmented_is_tried_only_on_request() -> None:
+    """A map with segments needs them in every call, so it is never chosen by default."""
     data = draw(600, 3)
     with pytest.raises(FitError, match="the method 'segmented' needs the segment of each row"):
         Auto(candidates=("segmented",)).fit(data)
@@ -202,7 +202,7 @@ def test_segments_are_asked_for() -> None:
     assert fitted.fit_info["left_out"] == []
 
 
-def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
+def test_the_budget_is_kept_and_skipped_methods_are_recorded() -> None:
     data = draw(3000, 60)
     with pytest.warns(OutOfTime, match=r"budget of 0\.05 seconds was too short for: .*dirichlet"):
         fitted = Auto(budget=0.05, candidates=("dirichlet",), allow_class_change=True).fit(data)
@@ -214,14 +214,14 @@ def test_the_budget_is_kept_and_what_it_left_out_is_said() -> None:
 
 
 class Endless(TemperatureScaling):
-    """A fit that is still at work when its time is up."""
+    """A fit that is still running when its time is up."""
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         while True:
             context.cancelled()
 
 
-def test_seconds_are_told_also_of_what_was_stopped() -> None:
+def test_seconds_of_stopped_methods_are_recorded() -> None:
     context = FitContext("cpu", None, None)
     contest = Contest(draw(300, 3), context, folds=4, seed=0, budget=0.3)
     trials = contest.run({"temperature": TemperatureScaling(), "endless": Endless()})
@@ -233,7 +233,7 @@ def test_seconds_are_told_also_of_what_was_stopped() -> None:
 
 
 class SlowLater(TemperatureScaling):
-    """A fit that is quick the first time and does not end the second time."""
+    """A fit that is quick the first time and endless the second time."""
 
     begun = 0
 
@@ -261,7 +261,7 @@ def test_a_budget_may_end_anywhere(budget: float) -> None:
     assert sorted(names) == ["additive", "isotonic", "pts", "spline"]
 
 
-def test_a_user_who_cancels_is_not_taken_for_the_budget() -> None:
+def test_cancelling_is_not_mistaken_for_the_budget() -> None:
     calls = iter(range(10**6))
     with pytest.raises(FitCancelled):
         Auto(candidates=("smart",)).fit(draw(600, 3), cancel=lambda: next(calls) > 40)
@@ -276,7 +276,7 @@ def test_the_report_says_how_long_each_candidate_took() -> None:
 
 
 def test_the_base_is_there_whatever_is_named() -> None:
-    data = draw(2000, 4)  # three times too large, which a temperature mends
+    data = draw(2000, 4)  # three times too large, which a temperature corrects
     with pytest.warns(OutOfTime, match="too short for: spline"):
         fitted = Auto(candidates=("spline",), budget=1e-9).fit(data)
     assert (fitted.method, fitted.fit_info["baseline"]) == ("additive", "additive")

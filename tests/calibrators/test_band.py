@@ -1,4 +1,4 @@
-"""The credible band in reports and charts: what the map says of the rows it was judged on."""
+"""The credible band in reports and charts, for the rows that a map was judged on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BBQ against the formulas of Naeini et al. 2015, row by row, and its limits."""
+"""BBQ compared with the formulas of Naeini et al. 2015 row by row, and its limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrators.metrics import ece
 
 
 def written_out(confidence: np.ndarray, hits: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Equations 1 to 3 of the paper: all models, none left out, N' = 2 and C = 10."""
+    """Evaluate equations 1 to 3 of the paper with all models, N' = 2 and C = 10."""
     n = confidence.size
     order = np.argsort(confidence)
     scores, estimates = [], []

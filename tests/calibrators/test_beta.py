@@ -1,4 +1,4 @@
-"""Beta calibration against betacal and scipy on the same likelihood, known truth and edge cases."""
+"""Beta calibration: betacal and scipy on the same likelihood, known truth and edge cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from calibrators.metrics import nll
 
 
 def bent(n: int, a: float, b: float, c: float, seed: int = 0) -> CalibrationSet:
-    """Binary logits whose truth has the log odds a ln p - b ln(1 - p) + c."""
+    """Return binary logits whose true log odds are a ln p - b ln(1 - p) + c."""
     rng = np.random.default_rng(seed)
     p = rng.beta(0.7, 0.7, size=n).clip(1e-6, 1 - 1e-6)
     labels = rng.random(n) < expit(a * np.log(p) - b * np.log1p(-p) + c)
@@ -33,7 +33,7 @@ def bent(n: int, a: float, b: float, c: float, seed: int = 0) -> CalibrationSet:
 def objective(
     weights: np.ndarray, p: np.ndarray, is_label: np.ndarray, prior: float
 ) -> tuple[float, np.ndarray]:
-    """A class's mean NLL with the prior, and its gradient."""
+    """Return a class's mean NLL with the prior, and its gradient."""
     inputs = np.stack([np.log(p), -np.log1p(-p), np.ones_like(p)])
     margin = weights @ inputs
     away = weights - [1.0, 1.0, 0.0]
@@ -206,7 +206,7 @@ def test_better_on_the_real_sample() -> None:
     assert np.abs(given - fitted.apply(test.logits)).max() <= 1e-6
 
 
-def test_says_when_it_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_if_it_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_logistic3, "STEPS", 1)
     with pytest.warns(NotConverged, match="above the tolerance of 1e-08"):
         fitted = Beta().fit(bent(2000, 0.3, 2.5, 1.0))

@@ -1,4 +1,4 @@
-"""Cells: rows merged by what a temperature does to them."""
+"""Cells: rows merged by the effect of a temperature on them."""
 
 from __future__ import annotations
 

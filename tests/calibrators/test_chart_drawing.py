@@ -1,4 +1,4 @@
-"""Charts of reports drawn in plain Python: without vl-convert, whatever the numbers are."""
+"""Charts of reports drawn in plain Python: without vl-convert, for any numbers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _corners(element: ElementTree.Element, x: float, y: float) -> Iterator[tuple
         yield from _corners(child, x, y)
 
 
-def test_a_bar_and_a_point_are_where_their_numbers_say(report: Report) -> None:
+def test_bars_and_points_are_at_their_coordinates(report: Report) -> None:
     spec = charts.reliability(report, sides=("after",))
     (panel,) = spec["hconcat"]
     bins, size = panel["data"]["values"], panel["vconcat"][0]["width"]
@@ -93,7 +93,7 @@ def test_a_bar_and_a_point_are_where_their_numbers_say(report: Report) -> None:
         assert f"rows: {one['count']:,.0f}\n" in str(point.findtext(f"{SVG}title"))
 
 
-def test_a_screen_reader_is_told_what_is_drawn(report: Report) -> None:
+def test_charts_have_labels_for_screen_readers(report: Report) -> None:
     for spec in specs(report).values():
         svg = drawn(spec)
         assert svg.get("role") == "img"
@@ -113,7 +113,7 @@ NUMBERS = (0.0, -0.0, 1.0, 0.5, -3.0, 1e-300, 1e99, -1e99, 1e308, -1e308, 10**40
 
 
 def _numbers_replaced(spec: Any, rng: np.random.Generator) -> Any:
-    """Replace some of the numbers of a chart's rows."""
+    """Replace some of the numbers in a chart's rows."""
     if isinstance(spec, list):
         return [_numbers_replaced(one, rng) for one in spec]
     if not isinstance(spec, dict):
@@ -148,7 +148,7 @@ def test_texts_are_escaped_and_such_as_xml_takes(report: Report) -> None:
 
 def test_the_work_grows_as_the_rows_do(report: Report) -> None:
     def lines(times: int) -> int:
-        """Lines of Python that are run to draw so many times the bins."""
+        """Return the number of executed Python lines for drawing this many times the bins."""
         spec = copy.deepcopy(charts.reliability(report, sides=("after",)))
         spec["hconcat"][0]["data"]["values"] *= times
         count = 0

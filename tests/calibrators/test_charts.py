@@ -1,4 +1,4 @@
-"""Charts and the report page: valid, with everything inside, drawn without a network."""
+"""Charts and the report page: valid, self-contained, and drawn without a network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drawn(spec: dict[str, Any]) -> ElementTree.Element:
 
 
 def marks(svg: ElementTree.Element, kind: str) -> int:
-    """How many marks of a kind were drawn, legends and axes aside."""
+    """Return the number of marks of a kind, without legends and axes."""
     groups = [
         group for group in svg.iter() if group.get("class", "").startswith(f"mark-{kind} role-mark")
     ]
@@ -182,7 +182,7 @@ def test_png_and_html_need_no_network(report: Report) -> None:
 
 
 class Addresses(HTMLParser):
-    """The scripts of a page, and everything it would fetch."""
+    """The scripts of a page, and all URLs that it would request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_a_missing_renderer_is_named(report: Report, monkeypatch: pytest.MonkeyP
 
 
 class Checker(HTMLParser):
-    """Balanced tags, unique ids, no address outside the page."""
+    """Checks for balanced tags, unique ids, and no URL outside the page."""
 
     VOID = frozenset({"meta", "br", "hr", "img", "link"})
 

@@ -1,4 +1,4 @@
-"""What the parts of a fit share with the whole."""
+"""The context that parts of a fit share with the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method promises, found by discovery: a new method is tested by being there."""
+"""The contract of all methods, found by discovery: new methods are tested automatically."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fit(name: str, data: CalibrationSet, **arguments: Any) -> CalibrationMap:
 
 
 def test_fits_without_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "torch", None)  # simulates a missing package
     assert fit(name, draw(200, 3)).k == 3
 
 
@@ -61,7 +61,7 @@ def fitted(name: str, overconfident: CalibrationSet) -> CalibrationMap:
 
 
 def broken_values(hint: Any) -> Iterator[Any]:
-    """Values that a field's annotation forbids."""
+    """Return values that a field's annotation forbids."""
     yield from (None, object())
     if get_origin(hint) is Annotated:
         for bound in get_args(hint)[1:]:
@@ -178,7 +178,7 @@ def test_classes_may_be_renamed(name: str, fitted: CalibrationMap) -> None:
     data = draw(1200, 5)
     order = np.array([3, 0, 4, 1, 2])
     renamed = CalibrationSet(data.logits[:, order], np.argsort(order)[data.labels])
-    # its starts belong to the columns: rows near a border may change groups
+    # the initial values depend on the columns, so rows near a border may change groups
     atol = 0.02 if name == "grouping" else 2e-3
     p = applied(fit(name, renamed), data.logits[:, order])
     np.testing.assert_allclose(p, applied(fitted, data.logits)[:, order], atol=atol)

@@ -1,4 +1,4 @@
-"""CTS against the greedy search written out: all probabilities anew for every temperature."""
+"""CTS compared with a plain greedy search that recomputes all probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLISHED = np.arange(1, 101) / 10
 
 
 class Found(NamedTuple):
-    """Temperatures, relative to the features, and the ECE."""
+    """Temperatures relative to the features, and the ECE."""
 
     temperatures: np.ndarray
     ece: float
@@ -75,7 +75,7 @@ def test_is_the_plain_search(n: int, k: int) -> None:
 
 
 def test_as_published_is_the_search_on_raw_logits() -> None:
-    """The published form: raw logits, 0.1 to 10 in steps of 0.1, class after class."""
+    """The published form uses raw logits and temperatures from 0.1 to 10 in steps of 0.1."""
     data = draw(300, 4, dtype=np.float64)
     shifted = CalibrationSet(data.logits + np.array([0, 1, -2, 0]), data.labels)
     expected = plain_search(shifted.logits, data.labels, PUBLISHED, np.arange(4))
@@ -132,7 +132,7 @@ def test_no_column_can_lower_the_error_at_the_end() -> None:
 
 
 def test_kept_leaders_are_those_from_scratch() -> None:
-    """After many changes of single columns, with masked logits and ties."""
+    """They are compared after many changes of single columns, with masked logits and ties."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 7)).round(1)
     x[rng.random(x.shape) < 0.2] = -np.inf
@@ -150,7 +150,7 @@ def test_kept_leaders_are_those_from_scratch() -> None:
 
 
 def test_no_confidence_rises_above_one_by_rounding() -> None:
-    """1 + e rounds to 1 where e is near 1e-16, and taking out e again would leave less than 1."""
+    """1 + e rounds to 1 if e is near 1e-16, so subtracting e again would leave less than 1."""
     gap = np.linspace(36, 38, 200)
     x = np.stack([gap, np.zeros(200), np.zeros(200)], axis=1)
     labels = np.resize([0, 0, 0, 1], 200)
@@ -160,7 +160,7 @@ def test_no_confidence_rises_above_one_by_rounding() -> None:
 
 
 def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
-    """As in Table 7 of the SMART paper, where CTS alone loses accuracy."""
+    """Table 7 of the SMART paper shows the same: CTS alone loses accuracy."""
     fit, test = sample("cal"), sample("test")
     fitted = ClassTemperature().fit(fit)
     p = fitted.apply_set(test)

@@ -1,4 +1,4 @@
-"""The confidence curve against the softmax itself."""
+"""The confidence curve compared with the softmax itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calibrators.numerics.confidence_curves import (
 
 
 def direct(data: CalibrationSet, scale: float, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """L and dL/dlog(beta) straight from the definition in float64."""
+    """Return L and dL/dlog(beta) by the definition, in float64."""
     z = data.logits.astype(np.float64) * scale
     gaps = z.max(axis=1, keepdims=True) - z
     value = logsumexp(-beta[:, None] * gaps, axis=1)
@@ -28,7 +28,7 @@ def direct(data: CalibrationSet, scale: float, beta: np.ndarray) -> tuple[np.nda
 
 
 def adversarial() -> CalibrationSet:
-    """Near ties, exact ties, margins of 60 and more, rows almost all masked, K = 2,000."""
+    """Return near ties, exact ties, margins of 60 and more, almost fully masked rows, K = 2,000."""
     rng = np.random.default_rng(0)
     z = rng.normal(size=(400, 2000)) * rng.choice([0.01, 1, 10], size=(400, 1))
     z[:50, 0] = z[:50].max(axis=1) + 1e-4

@@ -1,4 +1,4 @@
-"""Lists cut to their top classes: every method calibrates them as it calibrates whole ones."""
+"""Lists truncated to their top classes are calibrated like whole lists by every method."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from calibrators.methods.temperature import TemperatureMap, TemperatureScaling
 from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 
-# identity shows a model as it is: how much of its probability was cut, no label says
-# features are not cut with the probabilities: a method that needs them reads more than these lists
+# identity leaves the model unchanged, and labels do not reveal the truncated probability
+# features are not truncated, so methods that need them know more than these lists
 METHODS = sorted(
     name
     for name, recipe in all_methods().items()
@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 def cut(p: Array, kept: int, *, digits: int | None = None, normal: bool = True) -> Array:
-    """What a service answers that gives the ``kept`` most probable classes."""
+    """Return the output of a service that returns the ``kept`` most probable classes."""
     least = -np.partition(-p, kept - 1, axis=1)[:, kept - 1 : kept]
     found = np.where(p >= least, p, 0)
     if normal:
@@ -43,7 +43,7 @@ def cut(p: Array, kept: int, *, digits: int | None = None, normal: bool = True) 
 
 @cache
 def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
-    """Probabilities of a model whose logits are 1.3 times too large, and labels."""
+    """Return probabilities of a model whose logits are 1.3 times too large, and labels."""
     data = draw(n, k, temperature=1.3, seed=seed, dtype=np.float64)
     return softmax(data.logits), data.labels
 
@@ -55,12 +55,12 @@ def fit(name: str, p: Array, labels: Array) -> CalibrationMap:
 
 
 def held_out_ece(fitted: CalibrationMap, p: Array, labels: Array) -> float:
-    """ECE in points on rows as the map's user has them."""
+    """Return the ECE in points on rows in the form that the map's user has."""
     return 100 * ece(fitted.apply_logits(fitted.read(p)[0]), labels)
 
 
 def points_lost(name: str, k: int, kept: int, **how: Any) -> float:
-    """Points of ECE over whole lists, in the mean over fit sets."""
+    """Return the loss in points of ECE compared with whole lists, averaged over fit sets."""
     lost = 0.0
     for seed in SEEDS:
         (p, labels), (held, truth) = drawn(3000, k, seed), drawn(10_000, k, seed + 50)
@@ -73,7 +73,7 @@ def points_lost(name: str, k: int, kept: int, **how: Any) -> float:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("k", "kept"), [(4, 2), (10, 3)])
 def test_a_cut_costs_half_a_point_of_ece_at_most(name: str, k: int, kept: int) -> None:
-    # the search of CTS for the lowest ECE on the fit rows has steps of its own
+    # CTS searches the lowest ECE on the fit rows in steps of its own
     assert points_lost(name, k, kept) <= (0.75 if name == "cts" else 0.5)
 
 
@@ -94,7 +94,7 @@ def test_the_temperature_is_that_of_whole_lists(k: int, kept: int, temperature: 
 
 
 def test_what_is_missing_may_be_divided_among_the_zeros() -> None:
-    """Lists whose sums show what was cut are refused, with a sentence that says what to do."""
+    """Lists whose sums reveal the truncation are refused, and the message says what to do."""
 
     def whole(p: Array) -> Array:
         given = cut(p, 5, normal=False)
@@ -112,7 +112,7 @@ def test_what_is_missing_may_be_divided_among_the_zeros() -> None:
 @pytest.mark.parametrize("digits", [None, 2])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | None) -> None:
-    """The ratio is the map's: new rows have no labels."""
+    """The ratio is stored in the map, because new rows have no labels."""
     p, labels = drawn(3000, 10, 3)
     given = cut(p, 3, digits=digits).astype(np.float32)
     fitted = fit(name, given, labels)
@@ -126,10 +126,10 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | No
     data = CalibrationSet.from_probabilities(rows, labels[:50], rounding=0.05, warn=False)
     np.testing.assert_allclose(fitted.apply_set(data), whole, atol=2e-6)
     if name != "segmented":
-        assert export(fitted)  # proved on cut rows
+        assert export(fitted)  # verified on truncated rows
 
 
-def test_the_warning_and_the_report_say_what_was_changed() -> None:
+def test_the_warning_and_the_report_describe_the_change() -> None:
     p, labels = drawn(3000, 10, 2)
     with pytest.warns(ClippedProbabilities, match=r"21000 zeros .* 0\.\d+ times the") as said:
         data = CalibrationSet.from_probabilities(cut(p, 3), labels)
@@ -162,7 +162,7 @@ def test_lists_without_labels_on_zeros_are_read_as_before() -> None:
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_labels_that_a_list_never_has_are_no_reason_to_fail(kept: int) -> None:
-    """The predicted class is kept, however wrong it is."""
+    """The predicted class is kept, even if it is wrong."""
     p, _ = drawn(500, 10, 3)
     given = cut(p, kept)
     data = CalibrationSet.from_probabilities(given, given.argmin(axis=1), warn=False)

@@ -1,4 +1,4 @@
-"""CalibrationSet: every bad input has an error with the rule, how many rows and the first one."""
+"""CalibrationSet: errors for bad input state the rule, how many rows break it and the first row."""
 
 from __future__ import annotations
 

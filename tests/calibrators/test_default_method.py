@@ -1,4 +1,4 @@
-"""Everybody who names no method gets the same one."""
+"""The default method is the same everywhere."""
 
 from __future__ import annotations
 

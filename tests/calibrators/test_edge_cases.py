@@ -1,4 +1,4 @@
-"""The table of edge cases, row by row: what each method does, and what a user is told."""
+"""The table of edge cases: the result and the warnings of each method."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ METHODS = sorted(all_methods())
 
 
 def expected_of(name: str, code: str) -> list[str]:
-    """The warnings of a method on data that temperature scaling says ``code`` of."""
+    """Return a method's warnings on data for which temperature scaling warns with ``code``."""
     own = {"identity": [], "auto": ["small_sample"], "temperature": [code], "segmented": [code]}
     own |= {name: [code] for name, one in all_methods().items() if one.needs_features}
     return own.get(name, [code, "fell_back"])
 
 
 def fit(name: str, data: CalibrationSet) -> tuple[Any, list[str]]:
-    """The map and the codes of the warnings it was given with."""
+    """Return the map and the codes of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         recipe = all_methods()[name]()

@@ -1,4 +1,4 @@
-"""ETS against scipy's solvers, the conditions of optimality and its limit cases."""
+"""ETS compared with scipy's solvers, the optimality conditions and limit cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrators.metrics import brier, nll
 
 
 def noisy(n: int, k: int, share: float, seed: int = 0, temperature: float = 2.0) -> CalibrationSet:
-    """Labels from softmax(z / temperature), but a share of them by chance."""
+    """Return logits and labels from softmax(z / temperature), a share of them random."""
     data = draw(n, k, temperature=temperature, seed=seed, dtype=np.float64)
     rng = np.random.default_rng(seed + 1)
     labels = np.where(rng.random(n) < share, rng.integers(k, size=n), data.labels)
@@ -34,7 +34,7 @@ def weights_of(fitted: EtsMap) -> np.ndarray:
 
 
 def parts(data: CalibrationSet, temperature: float) -> np.ndarray:
-    """Log probabilities of the three parts, (3, n, k), by scipy."""
+    """Return the log probabilities of the three parts, (3, n, k), by scipy."""
     z = data.logits.astype(np.float64)
     flat = np.where(np.isfinite(z), 0.0, -np.inf)
     return np.stack([log_softmax(one, axis=1) for one in (z / temperature, z, flat)])
@@ -43,7 +43,7 @@ def parts(data: CalibrationSet, temperature: float) -> np.ndarray:
 def objective(
     name: str, logs: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """NLL or Brier score of a mixture and its gradient, from all probabilities."""
+    """Return the NLL or Brier score of a mixture and its gradient, from all probabilities."""
     at_label = logs[:, np.arange(len(labels)), labels]
     if name == "nll":
         with np.errstate(divide="ignore"):
@@ -110,7 +110,7 @@ def test_never_worse_than_temperature_scaling(data: CalibrationSet) -> None:
 
 
 def test_finds_the_share_of_chance() -> None:
-    """The truth is in the family, whatever T is: 0.7 softmax(z) + 0.3 uniform."""
+    """The truth, 0.7 softmax(z) + 0.3 uniform, is in the family for any T."""
     data = noisy(60_000, 10, 0.3, seed=11, temperature=1.0)
     z = data.logits
     truth = EtsMap(k=10, temperature=2.0, scaled=0.0, unscaled=0.7, uniform=0.3).apply(z)
@@ -136,7 +136,7 @@ def test_masked_classes_have_no_share_of_the_uniform_part() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_top_keeps_the_largest_probability_to_the_bit(dtype: type) -> None:
-    """Ties, near ties and rows where all but one probability vanish."""
+    """This covers ties, near ties and rows in which all but one probability vanish."""
     rng = np.random.default_rng(0)
     base = rng.normal(size=(4000, 30)) * 10.0 ** rng.integers(-8, 5, (4000, 1))
     logits = base.astype(dtype)
@@ -177,7 +177,7 @@ def test_the_uniform_part_alone_refuses_rows_without_a_softmax() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_solver_ends_at_the_minimum(seed: int) -> None:
-    """Mixtures of random parts, some of them zero for some rows, of two to six weights."""
+    """Mixtures have two to six random parts, some of them zero for some rows."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 7))
     rows = rng.dirichlet(np.full(size, 0.2), size=200) ** rng.choice([1, 4])

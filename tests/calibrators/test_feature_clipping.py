@@ -1,4 +1,4 @@
-"""Feature clipping against a few lines of its own formula."""
+"""Feature clipping compared with a short implementation of its formula."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def extreme(n: int, *, seed: int = 0, dtype: type = np.float64) -> tuple[CalibrationSet, Array]:
-    """Rows whose labels follow the features clipped at 1.5, and their true probabilities."""
+    """Return rows whose labels follow the features clipped at 1.5, and their true probabilities."""
     rng = np.random.default_rng(seed)
     h = rng.exponential(size=(n, 12)).astype(dtype)
     weight, bias = np.random.default_rng(99).normal(size=(5, 12)) * 1.5, np.arange(5.0)
@@ -116,7 +116,7 @@ def test_float16_features_give_nearly_the_same_map() -> None:
 
 
 def test_accuracy_is_kept() -> None:
-    """A feature whose extremes alone tell the class: its clipping would lower the ECE."""
+    """Only the extremes of a feature identify the class; clipping it would lower the ECE."""
     fitted = FeatureClipping(objective="ece", scaled=False, accuracy_kept=1.0).fit(DATA)
     right = DATA.logits.argmax(axis=1) == DATA.labels
     kept = fitted.apply_set(DATA).argmax(axis=1) == DATA.labels

@@ -1,4 +1,4 @@
-"""Features of a set: checked once, carried by every part, needed by the maps that say so."""
+"""Features of a set: checked once, kept with every part, and used by maps that need them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_binary_head_of_one_output_has_two_rows() -> None:
     assert head.weight.dtype == np.float32
 
 
-def test_a_fit_says_what_it_lacks() -> None:
+def test_a_fit_names_missing_features() -> None:
     with pytest.raises(FitError, match="'feature_clipping' needs the features") as caught:
         FeatureClipping().fit(DATA)
     assert caught.value.code == "missing_features"
@@ -130,7 +130,7 @@ def test_a_fit_says_what_it_lacks() -> None:
     assert caught.value.code == "missing_head"
 
 
-def test_a_map_says_what_it_lacks_or_does_not_take() -> None:
+def test_a_map_names_missing_or_unexpected_features() -> None:
     fitted = FeatureClipping().fit(with_features(DATA))
     features = features_of(DATA.logits)
     for call in (fitted.apply, fitted.transform):

@@ -1,4 +1,4 @@
-"""Grouping calibration against a few lines of its own formula."""
+"""Grouping calibration compared with a short implementation of its formula."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLANE = np.array([1.0, -1, 0, 0, 0.5, 2])
 def sided(
     n: int, k: int = 4, *, seed: int = 0, dtype: type = np.float64
 ) -> tuple[CalibrationSet, Array]:
-    """Rows whose temperature is 4 on one side of a plane of the features and 1 on the other."""
+    """Return rows with temperature 4 on one side of a plane of the features and 1 on the other."""
     rng = np.random.default_rng(seed)
     h = rng.normal(size=(n, 6)).astype(dtype)
     z = rng.normal(size=(n, k)) * 2.5
@@ -132,7 +132,7 @@ def test_narrow_features_give_nearly_the_same_map(fitted: GroupingMap, dtype: ty
 
 
 def test_l_bfgs_finds_the_minima_of_several_functions() -> None:
-    """Rosenbrock's valley and a bowl, together."""
+    """Rosenbrock's function and a bowl are minimised together."""
 
     def functions(x: Array) -> tuple[Array, Array]:
         a, b = x[0]

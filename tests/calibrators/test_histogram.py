@@ -1,4 +1,4 @@
-"""Histogram binning against scipy, its own theorem, and edge cases."""
+"""Histogram binning compared with scipy; its theorem and edge cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bins_agree_with_scipy(binning: str) -> None:
     )
     expected, _, place = binned_statistic(confidence, hits, bins=edges)
     given = fitted.accuracy[np.searchsorted(fitted.edges, logit(confidence))]
-    # a quantile may put the row it falls on into the other bin
+    # a row on a quantile may fall into either bin
     assert (np.abs(given - expected[place - 1]) > 0.01).mean() < 0.005
     if binning == "width":
         np.testing.assert_allclose(given, expected[place - 1], atol=1e-12)
@@ -74,7 +74,7 @@ def test_one_vs_rest_is_each_class_by_itself() -> None:
     np.testing.assert_allclose(fitted.apply(fresh.logits), expected, atol=1e-9)
 
 
-def test_smoothing_is_as_if_more_rows_had_been_seen() -> None:
+def test_smoothing_acts_like_additional_rows() -> None:
     data = draw_apart(3000, 5)
     plain, smooth = (Histogram(smoothing=s).fit(data) for s in (0.0, 4.0))
     np.testing.assert_allclose(smooth.accuracy, (plain.accuracy * 200 + 2) / 204)
@@ -151,7 +151,7 @@ def test_onnx_agrees_on_the_real_sample(recipe: Histogram | HistogramOneVsRest) 
     session = onnxruntime.InferenceSession(onnx.export(fitted))
     (given,) = session.run(None, {"logits": rows})
     off = np.abs(given - fitted.apply(rows)).max(axis=1)
-    assert (off > 1e-6).sum() <= 1  # a row within a rounding of an edge may fall on its other side
+    assert (off > 1e-6).sum() <= 1  # a row within rounding of an edge may fall on either side
 
 
 def test_maps_that_make_no_sense() -> None:
@@ -184,7 +184,7 @@ def test_one_bin_has_no_edges_and_is_a_map() -> None:
 
 
 def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
-    """They are looked up for all classes at once, not class by class."""
+    """Few rows are looked up for all classes at once, not class by class."""
     data = draw(600, 100)
     for recipe in (HistogramOneVsRest(), HistogramOneVsRest(bins=100)):
         fitted = recipe.fit(data)
@@ -194,7 +194,7 @@ def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
 
 
 def test_parameters_may_be_numbers_of_numpy() -> None:
-    """As a sweep over ``np.arange`` gives them."""
+    """A sweep over ``np.arange`` passes such numbers."""
     made = Histogram(bins=np.int64(7), smoothing=np.float32(0.5))  # type: ignore[arg-type]
     assert made == Histogram(bins=7, smoothing=0.5)
     assert (type(made.bins), type(made.smoothing)) == (int, float)

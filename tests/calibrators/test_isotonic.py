@@ -1,4 +1,4 @@
-"""Isotonic regression against scikit-learn, theorems and edge cases."""
+"""Isotonic regression compared with scikit-learn; theorems and edge cases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wide(data: CalibrationSet) -> CalibrationSet:
 def theirs(
     scores: np.ndarray, right: np.ndarray, below: float = 0.0, above: float = 0.0
 ) -> IsotonicRegression:
-    """scikit-learn's, with parts of a right row at the bottom and of a wrong one at the top."""
+    """Return scikit-learn's fit, with a partial correct row at the bottom, a wrong one on top."""
     x = np.concatenate([scores, [scores.min(), scores.max()]])
     y = np.concatenate([right, [1.0, 0.0]])
     weight = np.concatenate([np.ones(scores.size), [below, above]])
@@ -56,7 +56,7 @@ def test_agrees_with_scikit_learn_on_any_rows(rows: list[tuple[int, bool]], more
 
 def test_agrees_with_scikit_learn_on_many_rows() -> None:
     rng = np.random.default_rng(0)
-    # closer ones would count as equal, which they do not in scikit-learn
+    # closer values would count as equal, unlike in scikit-learn
     scores = rng.permutation(300_000) / 300_000 + 1e-6
     right = (rng.random(300_000) < scores**3).astype(np.float64)
     found = rising_function(scores, right)
@@ -126,7 +126,7 @@ def test_finds_a_rising_truth() -> None:
     assert np.abs(new - chance)[clear].mean() < 0.02
 
 
-def test_a_mistake_where_none_was_seen_has_a_price_but_not_infinity() -> None:
+def test_a_new_kind_of_mistake_has_a_finite_cost() -> None:
     z = np.linspace(-3, 3, 400)
     rows = np.stack([np.zeros(400), z], axis=1)
     labels = (z > 0).astype(int)
@@ -183,7 +183,7 @@ def test_a_row_whose_classes_all_get_0_keeps_its_probabilities() -> None:
     assert fitted.apply(rows)[1].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_rows_that_say_nothing_change_nothing() -> None:
+def test_rows_without_information_change_nothing() -> None:
     data = draw(1000, 3, dtype=np.float64)
     alone = np.full((50, 3), -np.inf)
     alone[:, 1] = 0.0
@@ -275,7 +275,7 @@ def test_an_archive_without_nodes_is_refused() -> None:
 
 
 def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
-    """They are looked up for all classes at once, not class by class."""
+    """Few rows are looked up for all classes at once, not class by class."""
     data = draw(600, 100)
     fitted = IsotonicOneVsRest().fit(data)
     together = fitted.apply(data.logits)
@@ -286,7 +286,7 @@ def test_few_rows_of_many_classes_get_what_many_rows_get() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
 def test_interpolates_as_numpy_does(nodes: list[int], seed: int) -> None:
-    """Repeated nodes, values on a node and values outside."""
+    """This covers repeated nodes, values on a node and values outside."""
     rng = np.random.default_rng(seed)
     places = np.tile(np.sort(np.array(nodes, dtype=np.float64)), (40, 1))
     heights = np.sort(rng.random(places.shape), axis=1)

@@ -1,4 +1,4 @@
-"""Judged rows: kept with a version as compact bytes, and compared on what two have in common."""
+"""Judged rows: stored with a version as compact bytes, and compared on common rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from calibrators.numerics.softmax import margins, softmax
 
 
 def sample(n: int, seed: int = 0, **more: object) -> CalibrationSet:
-    """Logits that are three times too large."""
+    """Return logits that are three times too large, and labels."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, 4)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
@@ -62,7 +62,7 @@ def test_bytes_and_back() -> None:
 
 
 def test_long_names_of_many_segments_are_read_again() -> None:
-    """Escaped, they exceeded the limit of the header that the reader has."""
+    """When escaped, they exceeded the reader's limit for the header."""
     names = ["\N{GRINNING FACE}" * 196 + f"{number:04d}" for number in range(1000)]
     data = sample(5000, segments=names * 5)
     rows = fit_and_judge(TemperatureScaling(), data).rows
@@ -73,7 +73,7 @@ def test_long_names_of_many_segments_are_read_again() -> None:
 
 
 def resealed(content: bytes, body: bytes) -> bytes:
-    """The bytes with another body and the hash that goes with it."""
+    """Return the bytes with another body and the matching hash."""
     return content[:8] + hashlib.sha256(body).digest() + body
 
 

@@ -1,4 +1,4 @@
-"""Judging a fit: on rows it never saw, and a map from all rows."""
+"""Judging a fit: on held-out rows, with the final map fitted on all rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from calibrators.report.verdict import Verdict
 
 
 def drawn(n: int, k: int = 5, *, temperature: float = 1.0, seed: int = 0) -> CalibrationSet:
-    """Logits whose labels were drawn from softmax(logits / temperature)."""
+    """Return logits, and labels drawn from softmax(logits / temperature)."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, k)) * 2
     labels = (logits + rng.gumbel(size=(n, k))).argmax(axis=1)
@@ -36,7 +36,7 @@ def drawn(n: int, k: int = 5, *, temperature: float = 1.0, seed: int = 0) -> Cal
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecorderMap(TemperatureTypeMap):
-    """Knows the rows it was fitted on (by their first logit) and refuses to see them again."""
+    """Remembers its fit rows by their first logit, and refuses to be applied to them."""
 
     method = "recorder"
     applied: ClassVar[list[NDArray[Any]]] = []
@@ -49,7 +49,7 @@ class RecorderMap(TemperatureTypeMap):
         return 1.0
 
     def temperatures_of_set(self, data: CalibrationSet) -> Floats:
-        """Tells what it does to rows, and judges none."""
+        """Report its effect on rows, without judging them."""
         return np.ones(data.n)
 
     def _onnx_inverse_temperature(self, graph: Graph, logits: str) -> str:
@@ -58,7 +58,7 @@ class RecorderMap(TemperatureTypeMap):
 
 @dataclass(frozen=True)
 class Recorder(Calibrator):
-    """Fits nothing, remembers every row; its steps go back and forth as a careless method's do."""
+    """Fits nothing but remembers every row; its progress goes back and forth."""
 
     name = "recorder"
     summary = reference = cost = ""
@@ -81,7 +81,7 @@ def same_rows(found: NDArray[Any], expected: NDArray[Any]) -> bool:
     return np.array_equal(np.sort(found), np.sort(expected))
 
 
-def test_the_held_out_fifth_is_never_seen_by_the_judged_fit() -> None:
+def test_the_judged_fit_never_uses_the_held_out_fifth() -> None:
     data = drawn(1000)
     fitted, report = fit_and_judge(Recorder(), data)
     judged_fit, final_fit = Recorder.fitted
@@ -240,7 +240,7 @@ def test_a_name_is_no_recipe_and_an_array_no_set() -> None:
 
 
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_the_report_tells_the_temperatures_of_the_map_by_margin(probabilities: bool) -> None:
+def test_the_report_has_the_temperatures_by_margin(probabilities: bool) -> None:
     data = drawn(1200, temperature=3.0)
     if probabilities:
         data = CalibrationSet.from_probabilities(softmax(data.logits), data.labels)
@@ -254,7 +254,7 @@ def test_the_report_tells_the_temperatures_of_the_map_by_margin(probabilities: b
     assert all(one.upper <= two.lower for one, two in pairwise(cells))
 
 
-def test_certain_rows_and_maps_without_temperature_tell_none() -> None:
+def test_certain_rows_and_maps_without_temperature_have_none() -> None:
     certain = CalibrationSet([[0.0, -np.inf], [-np.inf, 0.0]], [0, 1])
     assert temperatures_of(TemperatureMap(k=2, temperature=2.0), certain) == ()
     assert temperatures_of(Shift(k=5), drawn(20)) == ()

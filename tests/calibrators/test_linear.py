@@ -1,4 +1,4 @@
-"""Vector scaling, matrix scaling and Dirichlet calibration: their optimum, their theorems."""
+"""Vector scaling, matrix scaling and Dirichlet calibration: their optima and theorems."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ every_method = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def features(recipe: type, data: CalibrationSet) -> Array:
-    """The features of each method as its docstring states them."""
+    """Return the features of each method as its docstring defines them."""
     z = data.logits / TemperatureScaling().fit(data).temperature
     return log_softmax(z, axis=1) if recipe is Dirichlet else z - z.mean(axis=1, keepdims=True)
 
 
 def objective(recipe: Any, x: Array, labels: NDArray[np.int64], W: Array, b: Array) -> float:
-    """Mean NLL and penalty, written down once more."""
+    """Return the mean NLL plus penalty, implemented independently."""
     n = len(x)
     log_p = log_softmax(x @ W.T + b, axis=1)
     own = np.diag(W)
@@ -52,7 +52,7 @@ def square(fitted: LinearMap) -> Array:
 
 
 def fit_by_scipy(recipe: Any, x: Array, labels: NDArray[np.int64]) -> tuple[float, Array]:
-    """The smallest objective and its probabilities, by L-BFGS on W and b."""
+    """Return the smallest objective and its probabilities, by L-BFGS on W and b."""
     n, k = x.shape
     happened = np.eye(k)[labels]
     vector = isinstance(recipe, VectorScaling)
@@ -125,7 +125,7 @@ def test_of_a_calibrated_model_little_is_changed(recipe: type) -> None:
 
 
 def centred(parameters: Array) -> Array:
-    """Without what all classes share, of which the probabilities say nothing."""
+    """Subtract the part shared by all classes, which does not affect the probabilities."""
     return parameters - parameters.mean(axis=0)
 
 
@@ -184,7 +184,7 @@ def test_a_tolerance_at_which_nothing_need_be_done_is_refused(recipe: type) -> N
 
 
 @every_method
-def test_a_tolerance_out_of_reach_is_said(recipe: type) -> None:
+def test_an_unreachable_tolerance_causes_a_warning(recipe: type) -> None:
     with pytest.warns(NotConverged, match="above the tolerance of 1e-30"):
         fitted = recipe(tolerance=1e-30).fit(distorted(300, 3))
     assert fitted.fit_info["warnings"][0]["code"] == "not_converged"
@@ -219,7 +219,7 @@ def test_the_likelihood_of_the_fit_set_never_falls(recipe: type, seed: int) -> N
 
 @every_method
 def test_helps_where_classes_need_different_corrections(recipe: type) -> None:
-    """On rows that the fit has not seen, here and on the bundled sample."""
+    """Measured on held-out rows, here and on the bundled sample."""
     fit, test = distorted(6000, 6, spread=0.5).split(0.5)
     for cal, held in ((fit, test), (sample("cal"), sample("test"))):
         before = nll(TemperatureScaling().fit(cal).apply(held.logits), held.labels)
@@ -236,7 +236,7 @@ def test_if_every_label_is_right_it_is_temperature_scaling(recipe: type) -> None
 
 @every_method
 def test_separable_classes_and_classes_that_never_occur(recipe: type) -> None:
-    """Class 0 is always right, class 3 never occurs: without a penalty both would be infinite."""
+    """Class 0 is always correct and class 3 never occurs: without a penalty, both would diverge."""
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(400, 4))
     labels = rng.integers(1, 3, size=400)
@@ -307,7 +307,7 @@ def test_maps_refuse_arrays_that_do_not_fit(kind: type[LinearMap]) -> None:
 
 @every_method
 def test_tiny_sets_stay_near_temperature_scaling(recipe: type) -> None:
-    """Three rows say little: the penalty keeps the weights where they were."""
+    """Three rows carry little information, so the penalty keeps the weights at their start."""
     data = draw(3, 3, seed=8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)

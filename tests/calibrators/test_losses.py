@@ -1,4 +1,4 @@
-"""Each loss against its formula, worked out another way."""
+"""Each loss compared with an independent implementation of its formula."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from calibrators.losses.registry import make_loss
 from calibrators.losses.seca import AloneInClass
 from calibrators.losses.selective_risk import confidence_score
 
-# losses with terms that carry no gradient: what they are with those terms frozen at `at`
+# losses with stop-gradient terms, whose values are frozen at `at`
 SMOOTH = 1e-6
 
 
 def frozen(
     name: str, loss: Loss, at: Tensor, labels: Tensor, classes: int = CLASSES
 ) -> Callable[..., Tensor]:
-    """The loss as a function whose stop-gradient terms stay what they are at `at`."""
+    """Return the loss as a function whose stop-gradient terms keep their values at `at`."""
     if name.endswith("seca"):
         p = torch.softmax(at, dim=1)
         means = torch.stack([p[labels == y].mean(dim=0) for y in labels])
@@ -53,7 +53,7 @@ def frozen(
 
 
 def risk_with_moving_weights(loss: Loss, at: Tensor, labels: Tensor) -> Callable[..., Tensor]:
-    """The selective risk whose counts, tau and C stay, while each row's own score moves."""
+    """Return the selective risk with fixed counts, tau and C and variable scores of the rows."""
     low = -math.log(CLASSES) if loss.score == "neg_entropy" else 0.0
     wide = (-low or 1.0) / loss.bins
     scores = confidence_score(torch.log_softmax(at, dim=1), loss.score)
@@ -140,7 +140,7 @@ def test_seca_takes_logits_that_rule_classes_out() -> None:
 
 
 def test_seca_warns_once_if_most_samples_are_alone_in_their_class() -> None:
-    """A sample alone in its class has its own prediction as mean: the gradient is p - onehot."""
+    """A lone sample of a class has its own prediction as mean; its gradient is p - onehot."""
     logits, labels = torch.randn(20, 100), torch.arange(20)
     loss = fresh("seca", reduction="sum")
     leaf = logits.clone().requires_grad_()
@@ -293,7 +293,7 @@ def test_a_gamma_that_pushes_the_wrong_way_is_warned_of() -> None:
         logits = torch.stack([torch.linspace(-6, 6, 400), torch.zeros(400)], dim=1)
         leaf = logits.double().requires_grad_()
         loss(leaf, torch.zeros(400, dtype=torch.long)).backward()
-        assert bool((leaf.grad[:, 0] > 0).any()) is is_wrong  # up with the loss as the logit grows
+        assert bool((leaf.grad[:, 0] > 0).any()) is is_wrong  # the loss increases with the logit
 
 
 @pytest.mark.parametrize("as_published", [False, True])
@@ -410,7 +410,7 @@ def test_aurc_of_very_many_rows_is_finite() -> None:
         ("calfocal", {"rule": "adafocal"}, "has no parameter 'rule'"),
     ],
 )
-def test_what_cannot_be_made_is_told(name: object, params: dict[str, object], match: str) -> None:
+def test_invalid_losses_are_refused(name: object, params: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         make_loss(name, **params)
 

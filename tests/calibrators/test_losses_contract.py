@@ -1,4 +1,4 @@
-"""What every loss must do, found by discovery: a new loss is tested by being there."""
+"""The contract of all losses, found by discovery: new losses are tested automatically."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_second_derivatives_against_finite_differences(name: str) -> None:
         where = where.clone().requires_grad_()
         return torch.autograd.grad(loss(where, labels, **more), where)[0]
 
-    if "seca" in name:  # the target is held
+    if "seca" in name:  # the target has no gradient
         p = torch.softmax(logits, dim=1)
         along = p * (direction - (p * direction).sum(dim=1, keepdim=True))
         torch.testing.assert_close(found, 2 * along / ROWS, rtol=1e-6, atol=1e-9)
@@ -237,7 +237,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
 
 
 @every_variant
-def test_bad_input_is_told(name: str) -> None:
+def test_bad_input_is_refused(name: str) -> None:
     logits, labels, more = batch()
     with pytest.raises(DataError, match="class indices"):
         made(name)(logits, labels.double(), **more)

@@ -1,4 +1,4 @@
-"""The memory that a fit is said to take is what it takes."""
+"""The estimated memory of a fit is the memory that it takes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(name: str, n: int, k: int, estimate: int, peak: float) -> None:
 
 @pytest.mark.parametrize("name", sorted(all_methods()))
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE, SQUARE])
-def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
+def test_the_memory_of_a_fit_matches_the_estimate(name: str, n: int, k: int) -> None:
     if name in ("matrix", "dirichlet") and (n, k) == WIDE:
         n, k = 2000, 800
     recipe, data = all_methods()[name](**QUICK.get(name, {})), drawn(n, k)
@@ -79,7 +79,7 @@ def test_a_fit_takes_what_it_is_said_to_take(name: str, n: int, k: int) -> None:
         (10_000, 8, {"objective": "mse", "hidden": 2048}),
     ],
 )
-def test_variants_of_smart_take_what_they_are_said_to_take(
+def test_the_memory_of_variants_of_smart_matches_the_estimate(
     n: int, k: int, params: dict[str, Any]
 ) -> None:
     recipe, data = Smart(steps=2, **params), drawn(n, k)
@@ -87,14 +87,14 @@ def test_variants_of_smart_take_what_they_are_said_to_take(
 
 
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
-def test_judging_takes_what_it_is_said_to_take(n: int, k: int) -> None:
+def test_the_memory_of_judging_matches_the_estimate(n: int, k: int) -> None:
     data = drawn(n, k)
     peak = peak_of(lambda: fit_and_judge(TemperatureScaling(), data)) + data.logits.nbytes
     check("judging", n, k, memory_bytes(TemperatureScaling(), n, k), peak)
 
 
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
-def test_an_evaluation_set_is_part_of_what_is_said(n: int, k: int) -> None:
+def test_the_estimate_includes_the_evaluation_set(n: int, k: int) -> None:
     few, many = drawn(60, k), drawn(n, k)
     work = lambda: fit_and_judge(TemperatureScaling(), few, evaluation=many)  # noqa: E731
     peak = peak_of(work) + many.logits.nbytes
@@ -102,7 +102,7 @@ def test_an_evaluation_set_is_part_of_what_is_said(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [TALL, WIDE])
-def test_a_large_held_out_part_is_part_of_what_is_said(n: int, k: int) -> None:
+def test_the_estimate_includes_a_large_held_out_part(n: int, k: int) -> None:
     data = drawn(n, k)
     peak = peak_of(lambda: fit_and_judge(TemperatureScaling(), data, held_out=0.9))
     said = memory_bytes(TemperatureScaling(), n, k, held_out=0.9)

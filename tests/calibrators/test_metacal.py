@@ -1,4 +1,4 @@
-"""MetaCal: its two constraints on fresh data over many draws, and its limit cases."""
+"""MetaCal: its two constraints on new data over many draws, and its limit cases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit(data: CalibrationSet, **parameters: Any) -> MetaCalMap:
 
 
 def rejected(fitted: MetaCalMap, logits: np.ndarray) -> np.ndarray:
-    """Rows that were given the uniform distribution."""
+    """Return which rows have the uniform distribution."""
     return np.ptp(fitted.apply(logits), axis=1) == 0
 
 
@@ -47,12 +47,12 @@ def test_right_predictions_are_rejected_no_more_often_than_allowed(
     spread = np.std(rates) / math.sqrt(len(rates))
     assert np.mean(rates) <= miscoverage + 3 * spread
     assert np.mean(rates) >= miscoverage - 3 * spread - 2 / (0.6 * n)
-    # 5 % of the draws at most lie above the bound of Hoeffding
+    # at most 5 % of the draws lie above Hoeffding's bound
     assert np.mean(np.array(rates) > limits) <= 0.05
 
 
 def test_the_rate_is_spread_as_order_statistics_are() -> None:
-    """With n right predictions and r rejected the rate is drawn from Beta(r + 1, n - r)."""
+    """With n correct and r rejected predictions, the rate follows Beta(r + 1, n - r)."""
     places = []
     for seed in range(120):
         data = draw(400, 5, seed=seed)
@@ -67,7 +67,7 @@ def test_the_rate_is_spread_as_order_statistics_are() -> None:
 
 
 @pytest.mark.parametrize("accuracy", [0.85, 0.95])
-def test_accepted_rows_are_as_often_right_as_asked_for(accuracy: float) -> None:
+def test_accepted_rows_have_the_requested_accuracy(accuracy: float) -> None:
     reached, wanted = [], []
     for seed in range(40):
         fitted = fit(draw(2000, 5, seed=seed), constraint="accuracy", accuracy=accuracy)
@@ -123,7 +123,7 @@ def test_is_temperature_scaling_where_nothing_is_rejected(parameters: dict[str, 
 
 
 def test_too_few_right_predictions_reject_nothing() -> None:
-    """Of 18 nobody can say which is beyond the worst twentieth."""
+    """With 18 predictions, the worst twentieth cannot be determined."""
     data = draw(25, 3)
     assert (data.logits.argmax(axis=1) == data.labels).sum() <= 18
     assert fit(data).fit_info["accepted"] == data.n
@@ -155,7 +155,7 @@ def test_masked_classes_have_no_share_of_a_rejected_row() -> None:
 
 
 def test_scores_apart_by_rounding_alone_are_not_cut() -> None:
-    """Rows that are each other's permutations have the same entropy, but for the last bits."""
+    """Rows that are permutations of each other have equal entropy except for the last bits."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(40, 6)) * 3
     copies = np.concatenate([rows[:, rng.permutation(6)] for _ in range(25)])

@@ -1,4 +1,4 @@
-"""The solver of vector, matrix and Dirichlet calibration: its derivatives, its end."""
+"""The solver of vector, matrix and Dirichlet calibration: derivatives and convergence."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_goes_on_in_float64_where_float32_ends(kind: type[Regression]) -> None:
 @pytest.mark.parametrize("kind", [Diagonal, Full])
 @pytest.mark.parametrize("strength", [1e-3, 1.0, 1e6])
 def test_ends_at_the_tolerance_from_any_start(kind: type[Regression], strength: float) -> None:
-    """Steps are shortened where the first one goes too far: the value never rises."""
+    """Steps that go too far are shortened, so the value never rises."""
     function, values = problem(kind), []
     function.penalty *= strength
     context = FitContext(progress=lambda step, total, loss: values.append(loss))

@@ -1,4 +1,4 @@
-"""Maps whose parameters are finite, but too large to calculate with, never answer NaN."""
+"""Maps with finite parameters that are too large to compute with never return NaN."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_fitted_maps_are_proved(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("factor", [1e300, -1e300, 1e160, 1e-300])
 def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
-    """Every array of a fitted map times a huge number, alone: refused, or answered in full."""
+    """Each array of a fitted map times a huge number is either refused or gives finite results."""
     fitted = fit(name)
     rng = np.random.default_rng(0)
     for field in fields(fitted):
@@ -56,7 +56,7 @@ def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
 
 @pytest.mark.parametrize("name", ["pts", "smart"])
 @pytest.mark.parametrize("rows", [1, 300])
-def test_a_network_with_huge_weights_is_told(name: str, rows: int) -> None:
+def test_a_network_with_huge_weights_causes_a_warning(name: str, rows: int) -> None:
     forged = forged_network(name)
     with pytest.raises(MapError, match=r"not finite for \d+ rows?, first row 0") as caught:
         applied(forged, ROWS[:rows])
@@ -73,7 +73,7 @@ def test_a_network_with_huge_weights_is_told(name: str, rows: int) -> None:
 
 
 def forged_network(name: str) -> TemperatureTypeMap:
-    """Its hidden units overflow, and are weighed against each other."""
+    """Return a network whose hidden units overflow and cancel each other."""
     fitted = fit(name)
     last = fitted.w3 if name == "pts" else fitted.w2  # type: ignore[attr-defined]
     signs = np.resize([1.0, -1.0], last.size)

@@ -1,4 +1,4 @@
-"""Objectives: analytic gradients against finite differences, autograd and direct formulas."""
+"""Objectives: analytic gradients compared with finite differences, autograd and formulas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = get_args(ObjectiveName)
 
 
 def reference(name: str, z: torch.Tensor, y: torch.Tensor, log_beta: torch.Tensor) -> torch.Tensor:
-    """Each objective straight from its formula, differentiated by autograd."""
+    """Return each objective by its formula, differentiated by autograd."""
     logs = torch.log_softmax(z * log_beta.exp()[:, None], dim=1)
     own = logs.gather(1, y[:, None])[:, 0]
     p = logs.exp()
@@ -98,7 +98,7 @@ def test_label_smoothing_refuses_samples_without_mean_gaps() -> None:
 
 @pytest.mark.parametrize("name", ["charbonnier_per_sample", "mae"])
 def test_equation_6_rewards_certainty_and_the_binned_form_does_not(name: str) -> None:
-    """Why SMART's objective is the binned form: Eq. 6 prefers hard answers to calibrated ones."""
+    """This is why SMART uses the binned form: Eq. 6 prefers hard predictions to calibrated ones."""
     calibrated = draw(20_000, 4, temperature=1.0, dtype=np.float64)
     samples = observe(calibrated)
     honest, hard = np.ones(calibrated.n), np.full(calibrated.n, 50.0)

@@ -1,4 +1,4 @@
-"""ONNX export: proved by onnxruntime before it is handed out."""
+"""ONNX export: each model is verified with onnxruntime before it is returned."""
 
 from __future__ import annotations
 

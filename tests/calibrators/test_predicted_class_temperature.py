@@ -1,4 +1,4 @@
-"""Predicted-class temperatures: a minimum that no class can lower, found from tables."""
+"""Predicted-class temperatures: no single class can lower the minimum found from tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def grid() -> np.ndarray:
 
 
 def greedy_search(data: CalibrationSet) -> tuple[np.ndarray, float]:
-    """The search in plain form: all probabilities anew at every grid point of every class."""
+    """Run the plain search, recomputing all probabilities at every grid point of every class."""
     logits = data.logits.astype(np.float64)
     centre = TemperatureScaling().fit(data).temperature
     alone = [ece(softmax(logits / (centre * factor)), data.labels) for factor in grid()]

@@ -1,4 +1,4 @@
-"""ProCal against a few lines of its own formulas."""
+"""ProCal compared with a short implementation of its formulas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 def unusual(n: int, *, seed: int = 0, dtype: type = np.float32) -> tuple[CalibrationSet, Array]:
-    """Rows whose logits mean four times less where the features are unusual; their temperature."""
+    """Return rows whose temperature is four times higher where the features are unusual."""
     rng = np.random.default_rng(seed)
     is_unusual = rng.random(n) < 0.5
     h = 1 + 0.1 * rng.normal(size=(n, 8))
@@ -43,7 +43,7 @@ def features_in(data: CalibrationSet) -> Array:
 
 
 def plain_proximity(rows: Array, references: Array, neighbours: int, *, skip: int) -> Array:
-    """exp(-mean distance) between unit vectors; ``skip`` leaves out the row itself."""
+    """Return exp(-mean distance) between unit vectors; ``skip`` leaves out the row itself."""
     wide = [one.astype(np.float64) for one in (rows, references)]
     units = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in wide]
     distance = np.sort(cdist(*units), axis=1)
@@ -51,7 +51,7 @@ def plain_proximity(rows: Array, references: Array, neighbours: int, *, skip: in
 
 
 def plain_density(x: Array, y: Array, at_x: Array, at_y: Array) -> Array:
-    """Product Gaussian kernels with the normal reference rule, as statsmodels has it."""
+    """Return product Gaussian kernels with the normal reference rule, as in statsmodels."""
     width = [1.06 * one.std() * len(one) ** (-1 / 6) for one in (x, y)]
     kernels = [
         np.exp(-0.5 * ((at[:, np.newaxis] - one) / h) ** 2) / (h * np.sqrt(2 * np.pi))
@@ -61,7 +61,7 @@ def plain_density(x: Array, y: Array, at_x: Array, at_y: Array) -> Array:
 
 
 def with_confidence(data: CalibrationSet, temperature: float, confidence: Array) -> Array:
-    """The rows' probabilities with another confidence for the top class."""
+    """Return the rows' probabilities with another confidence for the top class."""
     p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
     rows, top = np.arange(data.n), p.argmax(axis=1)
     p[rows, top] = 0

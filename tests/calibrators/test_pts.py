@@ -1,4 +1,4 @@
-"""PTS: the Jacobian, the least-squares solution against scipy and against training, the inputs."""
+"""PTS: the Jacobian, the least-squares solution compared with scipy and training, the inputs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_reaches_what_scipy_reaches() -> None:
 
 
 def test_reaches_what_training_reaches() -> None:
-    """Adam on the squared error by autograd, as the paper trains, on the same network."""
+    """The reference is Adam by autograd on the squared error, as in the paper."""
     data = draw(1000, 12, dtype=np.float64)
     one = problem(data, 1 / data.n)
     start = Network.start(9, 5, seed=0)

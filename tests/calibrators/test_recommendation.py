@@ -1,4 +1,4 @@
-"""Which of several fits is recommended, and why."""
+"""The recommended one of several fits, and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calibrators.report.verdict import Verdict
 
 
 def data(n: int = 3000) -> CalibrationSet:
-    """Logits that are three times too large."""
+    """Return logits that are three times too large, and labels."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(n, 4)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
@@ -64,7 +64,7 @@ def test_without_judged_rows_nothing_ties() -> None:
     assert found.place == min(range(3), key=lambda place: some[place].report.metrics["nll"])
 
 
-def test_who_loses_accuracy_or_ranking_or_is_worse_is_left_out() -> None:
+def test_worse_maps_are_not_recommended() -> None:
     best, other = candidate("temperature"), candidate("identity")
     fell = Interval(-0.1, -0.12, -0.08, 0.95)
     lossy = with_report(best, change=best.report.change | {"accuracy": fell})

@@ -1,4 +1,4 @@
-"""Reports and verdicts against known truth."""
+"""Reports and verdicts for a known truth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from calibrators.report.verdict import Gate, Verdict, decide, gate, rooted
 
 
 def truth(n: int, k: int = 10, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Logits, and labels drawn from their softmax: a perfectly calibrated model."""
+    """Return logits, and labels drawn from their softmax: a perfectly calibrated model."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, k)) * 2
     return logits, (logits + rng.gumbel(size=(n, k))).argmax(axis=1)
@@ -33,7 +33,7 @@ def truth(n: int, k: int = 10, seed: int = 0) -> tuple[NDArray[np.float64], NDAr
 
 @pytest.fixture(scope="module")
 def fixed() -> Report:
-    """An overconfident model (T = 1/3) and the same with its true temperature."""
+    """Return an overconfident model (T = 1/3), before and after its true temperature."""
     logits, labels = truth(3000)
     return evaluate(softmax(logits), labels, before=softmax(3 * logits), draws=300)
 
@@ -98,7 +98,7 @@ def test_a_gate_refuses_a_senseless_limit(limit: float) -> None:
 
 @pytest.mark.parametrize(("confidence", "limit"), [(0.999, 0.03), (0.9999, 0.01), (0.999, 0.0005)])
 def test_rows_that_are_all_right_do_not_decide(confidence: float, limit: float) -> None:
-    """100 of 100 right is no rarity at an accuracy of 0.965, nor at 0.999."""
+    """100 correct rows of 100 are not rare at an accuracy of 0.965 or 0.999."""
     rows = np.tile([confidence, 1 - confidence], (100, 1))
     assert evaluate(rows, np.zeros(100, int), draws=100).gate(limit) is Gate.INSUFFICIENT_DATA
     many = evaluate(np.tile(rows, (100, 1)), np.zeros(10_000, int), draws=100)

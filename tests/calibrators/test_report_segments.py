@@ -1,4 +1,4 @@
-"""The segments of a report: what is told of each, in which order, and of how many."""
+"""The segments of a report: their figures, their order, and their number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKUP = "<i>kiosk</i>"
 
 
 def two_scales(n: int, seed: int = 0) -> CalibrationSet:
-    """Right in the web, twice too sure in the app and at the kiosk, which has few rows."""
+    """Return rows: calibrated for web, overconfident for app and for kiosk, which has few rows."""
     data = draw(n, 5, temperature=1.0, seed=seed, dtype=np.float64)
     names = np.random.default_rng(seed).choice(NAMES, size=n, p=[0.6, 0.35, 0.05])
     factor = np.where(names == "web", 1.0, 2.0)[:, np.newaxis]
@@ -127,7 +127,7 @@ def test_a_hundred_segments_stay_small() -> None:
     assert added < 40_000
 
 
-def test_the_page_and_the_summary_tell_of_them(report: Report, tmp_path: Any) -> None:
+def test_the_page_and_the_summary_show_segments(report: Report, tmp_path: Any) -> None:
     page = report.save(tmp_path / "report.html").read_text()
     assert "<h2>By segment</h2>" in page
     assert "all 3 segments, sorted by the ECE minus the 95 % quantile of its noise floor" in page
@@ -138,7 +138,7 @@ def test_the_page_and_the_summary_tell_of_them(report: Report, tmp_path: Any) ->
     assert "worst of 3 segments: app (ECE" in report.summary()
 
 
-def test_the_page_says_how_many_are_left_out(tmp_path: Any) -> None:
+def test_the_page_counts_omitted_segments(tmp_path: Any) -> None:
     data = draw(600, 3)
     found = evaluate(softmax(data.logits), data.labels, segments=np.arange(600) % 150, draws=2)
     page = found.save(tmp_path / "report.html").read_text()
@@ -150,7 +150,7 @@ def test_the_page_says_how_many_are_left_out(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [600, 4000])
-def test_every_judged_fit_tells_of_the_segments(rows: int) -> None:
+def test_every_judged_fit_reports_segments(rows: int) -> None:
     _, found = fit_and_judge(TemperatureScaling(), two_scales(rows))
     assert found.segments == 3
     assert sum(row.rows for row in found.by_segment) == found.n

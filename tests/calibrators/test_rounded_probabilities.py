@@ -1,4 +1,4 @@
-"""Rounded probabilities: every method calibrates them as it calibrates exact ones."""
+"""Rounded probabilities are calibrated like exact ones by every method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from calibrators.metrics import ece
 from calibrators.numerics.softmax import softmax
 from calibrators.rounding import GridFinder, Zeros, step_of
 
-# features are not rounded with the probabilities: a method that needs them reads more than these
+# features are not rounded, so methods that need them know more than the probabilities
 METHODS = sorted(name for name, recipe in all_methods().items() if not recipe.needs_features)
 STEPS = (0.1, 0.05, 0.01, 0.001, 1e-4)
 CLASSES = (2, 4, 10)
@@ -33,13 +33,13 @@ Array = NDArray[Any]
 
 
 def rounded(p: Array, step: float) -> Array:
-    """What a service answers that rounds to ``step``."""
+    """Return the output of a service that rounds to ``step``."""
     return np.round(np.rint(p / step) * step, 6)
 
 
 @cache
 def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
-    """Probabilities of a model whose logits are 1.3 times too large, and labels."""
+    """Return probabilities of a model whose logits are 1.3 times too large, and labels."""
     data = draw(n, k, temperature=1.3, seed=seed, dtype=np.float64)
     return softmax(data.logits), data.labels
 
@@ -53,18 +53,18 @@ def fit(name: str, p: Array, labels: Array) -> CalibrationMap:
 
 
 def held_out_ece(fitted: CalibrationMap, p: Array, labels: Array) -> float:
-    """ECE in points on rows as the map's user has them."""
+    """Return the ECE in points on rows in the form that the map's user has."""
     return 100 * ece(fitted.apply_logits(fitted.read(p)[0]), labels)
 
 
 def most_lost(step: float, k: int) -> float:
-    """Points of ECE; of 10 or 20 levels for 4 or 10 classes, half of the entries are zeros."""
+    """Return the allowed loss in points of ECE; with 10 or 20 levels, half of the entries are 0."""
     return 0.75 if step >= 0.05 and k > 2 else 0.5
 
 
 @pytest.mark.parametrize("name", ["temperature", "ets", "vector", "smart", "isotonic"])
 def test_rounding_of_many_classes_costs_half_a_point_of_ece_at_most(name: str) -> None:
-    """Nearly all entries are zeros here, and hold most of the probability."""
+    """Nearly all entries are zeros here, and they hold most of the probability."""
     lost = {0.1: 0.0, 0.01: 0.0}
     for seed in SEEDS:
         (p, labels), (held, truth) = drawn(3000, 100, seed), drawn(10_000, 100, seed + 50)
@@ -89,7 +89,7 @@ def test_zeros_stand_for_their_mean(step: float, k: int) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("k", CLASSES)
 def test_rounding_costs_half_a_point_of_ece_at_most(name: str, k: int) -> None:
-    """In the mean over fit sets, whose noise moves single fits of some methods by half a point."""
+    """Losses are averaged over fit sets, because noise moves single fits by up to half a point."""
     lost = dict.fromkeys(STEPS, 0.0)
     for seed in SEEDS:
         (p, labels), (held, truth) = drawn(3000, k, seed), drawn(20_000, k, seed + 50)
@@ -134,7 +134,7 @@ def test_exact_probabilities_have_no_step(dtype: type) -> None:
 
 
 def test_zeros_of_exact_probabilities_hurt_nothing() -> None:
-    """Softmax that underflows in float32: the zeros are as small as what is left beside them."""
+    """The softmax underflows in float32; the zeros are as small as the remaining probability."""
     data = draw(2000, 4, temperature=20.0, dtype=np.float64)
     p = softmax(data.logits.astype(np.float32))
     assert (p == 0).sum() > 20
@@ -183,7 +183,7 @@ def test_sums_may_be_off_by_what_rounding_does() -> None:
 def test_a_declared_rounding_is_taken() -> None:
     p, labels = drawn(1000, 4, 1)
     given = rounded(p, 0.01)
-    normal = given / given.sum(axis=1, keepdims=True)  # which hides the step
+    normal = given / given.sum(axis=1, keepdims=True)  # this hides the step
     assert step_of(normal) == 0
     data = CalibrationSet.from_probabilities(normal, labels, rounding=0.01, warn=False)
     found = CalibrationSet.from_probabilities(given, labels, warn=False)
@@ -196,7 +196,7 @@ def test_a_declared_rounding_is_taken() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_single_row_gets_what_it_gets_among_others(name: str) -> None:
-    """The rounding is the map's: one row cannot show it."""
+    """The rounding is stored in the map, because a single row cannot show it."""
     p, labels = drawn(3000, 4, 2)
     given = rounded(p, 0.01).astype(np.float32)
     fitted = fit(name, given, labels)
@@ -210,7 +210,7 @@ def test_a_single_row_gets_what_it_gets_among_others(name: str) -> None:
     data = CalibrationSet.from_probabilities(rows, labels[:50], rounding=0.05, warn=False)
     np.testing.assert_allclose(fitted.apply_set(data), whole, atol=2e-6)
     if name != "segmented":
-        assert export(fitted)  # proved on rows with zeros
+        assert export(fitted)  # verified on rows with zeros
 
 
 def test_older_archives_have_no_rounding() -> None:
@@ -229,7 +229,7 @@ def test_maps_with_an_impossible_rounding_are_refused(floor: float, rounding: fl
         replace(TemperatureMap(k=3, temperature=1.5), floor=floor, rounding=rounding)
 
 
-def test_the_report_says_what_was_changed() -> None:
+def test_the_report_describes_the_change() -> None:
     p, labels = drawn(3000, 4, 2)
     with pytest.warns(ClippedProbabilities):
         data = CalibrationSet.from_probabilities(rounded(p, 0.01), labels)
@@ -250,7 +250,7 @@ def test_exact_rows_are_served_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("digits", [2, 3])
-def test_columns_computed_from_rounded_ones_are_seen_to_be_rounded(dtype, digits):
+def test_columns_computed_from_rounded_ones_are_recognised(dtype, digits):
     rounded = np.round(np.random.default_rng(0).random(500), digits)
     both = np.stack([1 - rounded, rounded], axis=1).astype(dtype)
     assert step_of(both) == 10.0**-digits

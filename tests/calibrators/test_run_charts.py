@@ -1,4 +1,4 @@
-"""Charts of training runs: what the history holds is what is drawn."""
+"""Charts of training runs show the data of the history."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STEPS = history(40, partial=(4, 5), unverified=(7,), resumed_after=20)
 
 
 class Drawn:
-    """The marks of a chart, axes and legends aside."""
+    """The marks of a chart, without axes and legends."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._svg = ElementTree.fromstring(charts.to_svg(spec))  # noqa: S314
         self.words = " ".join(text for text in self._svg.itertext() if text.strip())
 
     def marks(self, kind: str) -> list[ElementTree.Element]:
-        """Those of a kind, such as ``symbol``."""
+        """Return the marks of a kind, such as ``symbol``."""
         return [
             one
             for group in self._svg.iter()
@@ -34,7 +34,7 @@ class Drawn:
         ]
 
     def told(self, word: str) -> int:
-        """How many symbols say a word to screen readers."""
+        """Return the number of symbols whose label for screen readers contains a word."""
         return sum(word in one.get("aria-label", "") for one in self.marks("symbol"))
 
 
@@ -60,7 +60,7 @@ def test_partial_and_unverified_steps_and_new_sessions_are_marked(name: str) -> 
     assert "step: 21; session: again" in sessions[0].get("aria-label", "")
 
 
-def test_every_point_says_what_its_bin_was() -> None:
+def test_every_point_describes_its_bin() -> None:
     drawn = Drawn(charts.run_gaps(STEPS[:2]))
     bins = STEPS[1]["bins"]
     gap = f"{bins['confidence'][3] - bins['accuracy'][3]:+.4f}".replace("-", "\N{MINUS SIGN}")

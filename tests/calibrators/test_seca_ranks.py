@@ -1,4 +1,4 @@
-"""SECA over two ranks of torch.distributed: the class means may be those of all of them."""
+"""SECA over two ranks of torch.distributed, with class means of one rank or of all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES, ROWS = 4, 12
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Of both ranks; the second has no sample of the last class."""
+    """Return the batch of a rank; the second rank has no sample of the last class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (2 * ROWS,), generator=generator)
     labels[ROWS:].clamp_(max=CLASSES - 2)
@@ -32,7 +32,7 @@ def rank(number: int, folder: str) -> None:
         loss = SECALoss(all_ranks=all_ranks)(leaf, labels)
         loss.backward()
         found[all_ranks] = (loss.detach(), leaf.grad)
-    if number == 0:  # alone: only training waits for the other ranks
+    if number == 0:  # on this rank only, because only training waits for the other ranks
         found["eval"] = (SECALoss().eval()(logits, labels), None)
     torch.save(found, f"{folder}/{number}.pt")
     distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Segmented: the right temperature for each segment, no matter how many rows it has."""
+"""Segmented: the right temperature for each segment, however many rows it has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sizes = NDArray[np.int64]
 
 
 def excess_nll(temperatures: Floats, truth: Floats) -> float:
-    """By how much the NLL of fresh rows exceeds that of the truth, mean over the segments."""
+    """Return how much the NLL of new rows exceeds that of the truth, averaged over segments."""
     clean = draw(1500, 5, temperature=1.0, seed=77, dtype=np.float64).logits
     best = log_softmax(clean, axis=1)
     wrong = (log_softmax(clean * ratio, axis=1) for ratio in truth / temperatures)
@@ -41,13 +41,14 @@ def excess_nll(temperatures: Floats, truth: Floats) -> float:
 
 
 def losses(sizes: Sizes, tau: float, seeds: int) -> dict[str, float]:
-    """The mean excess with one temperature, with each segment's own, and shrunk."""
+    """Return the mean excess with one temperature, with separate ones, and with shrinkage."""
     found: dict[str, list[float]] = {"one": [], "own": [], "shrunk": []}
     for seed in range(seeds):
         data, truth = drawn(sizes, tau, seed)
         shrunk = Segmented().fit(data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BoundarySolution)  # small segments, all of them right
+            # small segments with only correct predictions
+            warnings.simplefilter("ignore", BoundarySolution)
             own = Segmented(shrinkage="none").fit(data)
         assert isinstance(shrunk, SegmentedMap)
         assert isinstance(own, SegmentedMap)
@@ -100,7 +101,7 @@ def test_equal_segments_keep_to_the_base_to_the_bit() -> None:
 
 
 def segments_of(sizes: Sizes, tau: float, seed: int) -> tuple[list[SegmentSample], list[Any]]:
-    """The segments after temperature scaling, and the NLL of each as a function of log T."""
+    """Return the segments after temperature scaling, and each one's NLL as a function of log T."""
     data, _ = drawn(sizes, tau, seed)
     assert data.segments is not None
     logits = TemperatureScaling().fit(data).transform(data.logits)
@@ -131,7 +132,7 @@ def test_temperatures_are_the_minimisers_that_scipy_finds(tau: float) -> None:
 
 
 class Plateau(Rounds):
-    """Rounds whose evidence does not change from tau = 1/sqrt(2) downwards."""
+    """Rounds whose evidence does not change below tau = 1/sqrt(2)."""
 
     def solve(self, precision: float, accuracy: float = FINE) -> list[Solution]:
         return [Solution(evidence=1.0 if precision >= 2 else 0.5)]
@@ -198,7 +199,7 @@ def test_a_label_that_the_base_calls_impossible_changes_nothing() -> None:
     assert only.solve(0.0, 1.0, FINE).beta == only.solve(4.0, 1.0, FINE).beta == 1
 
 
-def test_a_fit_without_segments_says_how_to_give_them() -> None:
+def test_a_fit_without_segments_explains_how_to_pass_them() -> None:
     with pytest.raises(FitError, match=r"CalibrationSet\(logits, labels, segments\)") as caught:
         Segmented().fit(draw(50, 3))
     assert caught.value.code == "missing_segments"
@@ -221,7 +222,7 @@ def test_any_base_is_fitted_with_the_seed() -> None:
     assert made.fit_info["base_fit"] == alone.fit_info
 
 
-def test_auto_may_be_the_base_and_says_why() -> None:
+def test_auto_may_be_the_base_and_explains_its_choice() -> None:
     seen: list[tuple[int, int]] = []
     data = in_segments(draw(400, 3))
     made = Segmented(base="auto").fit(data, progress=lambda *told: seen.append(told[:2]))
@@ -278,7 +279,7 @@ def test_only_the_segment_that_stops_at_a_bound_is_named() -> None:
 
 @pytest.mark.parametrize("times", [100.0, 1e6])
 def test_a_segment_on_a_scale_of_its_own_is_named(times: float) -> None:
-    """Which holds the temperature of all, and so the others, at its own scale."""
+    """It determines the temperature of all rows, and so distorts the other segments."""
     data = draw(1500, 3, temperature=1.0)
     logits, names = data.logits.copy(), np.resize(["a", "b", "c", "d", "far"], data.n)
     logits[names == "far"] *= times
@@ -294,6 +295,6 @@ def test_a_thousand_segments_of_one_row() -> None:
     assert np.abs(np.log(made.temperatures)).max() < 0.5
 
 
-def test_auto_does_not_try_it_unasked() -> None:
+def test_auto_does_not_try_it_by_default() -> None:
     assert "segmented" not in Auto()._recipes()
     assert "segmented" not in Auto(allow_class_change=True)._recipes()

@@ -1,4 +1,4 @@
-"""Segmented maps: which rows get which temperature, and that archives hold all of it."""
+"""Segmented maps: the temperature of each row, and archives of such maps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_row_gets_the_temperature_of_its_segment(fitted: SegmentedMap) -> N
     np.testing.assert_array_equal(fitted.apply_set(data), given)
 
 
-def test_strangers_and_rows_without_a_segment_get_the_base_to_the_bit(
+def test_unknown_and_missing_segments_get_exactly_the_base(
     fitted: SegmentedMap,
 ) -> None:
     logits = draw(500, 5, seed=9).logits
@@ -107,7 +107,7 @@ def test_a_map_without_segments_refuses_them() -> None:
     np.testing.assert_array_equal(plain.apply_set(named), plain.apply([[2.0, 0.0]]))
 
 
-def test_it_says_what_was_found(fitted: SegmentedMap) -> None:
+def test_fit_info_describes_the_segments(fitted: SegmentedMap) -> None:
     info = fitted.fit_info
     assert [one["name"] for one in info["segments"]] == ["0000", "0001", "0002"]
     assert [one["rows"] for one in info["segments"]] == [400, 600, 800]
@@ -147,7 +147,7 @@ HEADER = archive.describe(BYTES)
 
 
 def forged(data: bytes = BYTES, **changes: Any) -> bytes:
-    """An archive with other parameters and a hash that is right for it."""
+    """Return an archive with other parameters and the matching hash."""
     length = struct.unpack_from("<I", data, 40)[0]
     header = json.loads(data[44 : 44 + length])
     header["parameters"] |= changes
@@ -260,7 +260,7 @@ def test_segments_of_a_set_can_be_named_later() -> None:
         data.with_segments(["a", "b", "c"])
 
 
-def test_any_number_of_strangers_is_taken(fitted: SegmentedMap) -> None:
+def test_any_number_of_unknown_segments_is_accepted(fitted: SegmentedMap) -> None:
     logits = draw(1500, 5, seed=9).logits
     names = [f"stranger {row}" for row in range(1500)]
     np.testing.assert_array_equal(fitted.apply(logits, names), fitted.base.apply(logits))

@@ -1,4 +1,4 @@
-"""Segments of a sample: what is taken, what is refused, and what stays with the rows."""
+"""Segments of a sample: what is accepted, what is refused, and what stays with the rows."""
 
 from __future__ import annotations
 

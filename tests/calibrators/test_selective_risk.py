@@ -1,4 +1,4 @@
-"""The selective-risk loss (AU) against the equations of its paper, option by option."""
+"""The selective-risk loss (AU) compared with the equations of its paper, option by option."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RELEASED = {
 
 
 def paper(logits: Tensor, labels: Tensor, earlier: Tensor | None = None, **options: bool) -> Tensor:
-    """Equations 19 to 23 for the largest probability as score, `earlier` batches counted too."""
+    """Evaluate equations 19 to 23 with the largest probability as score, with `earlier` batches."""
     p = torch.softmax(logits, dim=1)
     s = (torch.softmax(p, dim=1) if options.get("second_softmax") else p).amax(dim=1)
     past = s.detach() if earlier is None else torch.cat([earlier, s.detach()])

@@ -1,4 +1,4 @@
-"""SMART: its theorems, its gradients, and what it does on data with known truth."""
+"""SMART: its theorems, its gradients, and its results on data with a known truth."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_starts_at_the_temperature_scaling_solution() -> None:
 
 
 def autograd(data: CalibrationSet, steps: int) -> torch.Tensor:
-    """Temperatures of the same model trained by autograd straight through the softmax."""
+    """Return temperatures of the same model trained by autograd through the softmax."""
     base = TemperatureScaling().fit(data).temperature
     z = torch.from_numpy(data.logits.astype(np.float64)) / base
     y = torch.tensor(data.labels)
@@ -125,7 +125,7 @@ def test_real_sample() -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(1500, 4), (1500, 40), (9000, 4)])
 def test_numpy_and_torch_give_the_same_map(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To 1e-4 in every confidence, merged rows or not: sums are rounded in another order."""
+    """Confidences agree to 1e-4, with rows merged or not, because sums are rounded differently."""
     data = draw(n, k, temperature=2.0)
     by_numpy = Smart().fit(data)
     monkeypatch.setattr(smart, "array_device", lambda name: "cpu")
@@ -246,13 +246,13 @@ def test_warnings_point_at_the_caller() -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_fit_that_ends_worse_than_it_began_says_so() -> None:
+def test_a_fit_that_ends_worse_than_it_began_causes_a_warning() -> None:
     with pytest.warns(NotConverged, match="the objective rose from"):
         Smart(learning_rate=1e6, steps=20).fit(draw(500, 3))
 
 
 def test_as_published_is_the_training_of_the_paper() -> None:
-    """Algorithm 1 by autograd and torch's own Adam, on the same batches and from the same start."""
+    """The reference is Algorithm 1 by autograd and torch's Adam, with equal batches and start."""
     data = draw(1500, 5, dtype=np.float64)
     recipe = Smart(as_published=True, steps=4, seed=3)
     fitted = recipe.fit(data)

@@ -1,4 +1,4 @@
-"""Appendix A.3 of the SMART paper: sharpening a slice of rows, on the NLL and on calibration."""
+"""Appendix A.3 of the SMART paper: how sharpening a slice of rows changes NLL and calibration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_lemma_2_and_equation_28(seed: int, k: int) -> None:
 
 
 def test_proposition_a_2_bounds_one_probe_and_not_the_smooth_calibration_error() -> None:
-    """Its condition (Eq. 31) holds and sharpening lowers the NLL, but it lowers smCE as well."""
+    """Eq. 31 holds and sharpening lowers the NLL, but smCE falls as well."""
     margin = np.repeat(
         np.concatenate([np.linspace(0.38, 0.40, 50), np.linspace(2.16, 2.18, 50)]), 20
     )

@@ -1,4 +1,4 @@
-"""The blocked softmax: layouts, threads, extremes."""
+"""The blocked softmax: memory layouts, threads, extreme values."""
 
 from __future__ import annotations
 

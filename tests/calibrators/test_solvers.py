@@ -1,4 +1,4 @@
-"""The one-dimensional solvers on functions whose answers are known."""
+"""The one-dimensional solvers on functions with known solutions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_newton_reports_the_bound(sign: float, bound: float) -> None:
     assert (found.value, found.at_bound) == (bound, True)
 
 
-def test_newton_says_when_the_function_is_not_convex() -> None:
+def test_newton_reports_a_function_that_is_not_convex() -> None:
     signs = iter([1.0, -1.0] * 100)
     with pytest.raises(FitError, match="convex"):
         bracketed_newton(lambda x: (next(signs), math.nan), 1e-3, 1e3, 1.0, accuracy=0.0)

@@ -1,4 +1,4 @@
-"""The spline method against scipy, known truth and edge cases."""
+"""The spline method compared with scipy; known truth and edge cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calibrators.metrics import debiased_squared_error, nll
 
 
 def theirs(confidence: np.ndarray, hits: np.ndarray, knots: int) -> CubicSpline:
-    """The nearest natural spline, from scipy's spline of each knot and its least squares."""
+    """Return the nearest natural spline, from scipy's spline of each knot and least squares."""
     order = np.argsort(confidence)
     ahead = np.append(0, np.cumsum((hits - confidence)[order])) / len(order)
     at, places = np.linspace(0, 1, len(order) + 1), np.linspace(0, 1, knots)
@@ -60,7 +60,7 @@ def test_a_straight_line_is_found_exactly(points: int) -> None:
     np.testing.assert_allclose(curve, 3 * at - 1, atol=1e-9)
 
 
-def test_few_nodes_say_what_all_rows_say() -> None:
+def test_few_nodes_give_the_result_of_all_rows() -> None:
     data = draw(20_000, 3, dtype=np.float64)
     fitted = Spline().fit(data)
     assert fitted.confidence.size == NODES

@@ -1,4 +1,4 @@
-"""Temperature scaling against known truth, theorems and other people's code."""
+"""Temperature scaling compared with known truth, theorems and other libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mean_nll(data: CalibrationSet, beta: float) -> float:
 
 
 def best_nll(data: CalibrationSet) -> float:
-    """The optimum by an independent solver in float64."""
+    """Return the optimum found by an independent solver in float64."""
     found = minimize_scalar(
         lambda log: mean_nll(data, np.exp(log)), bounds=(-12, 12), options={"xatol": 1e-10}
     )
@@ -133,7 +133,7 @@ def test_other_objectives_are_minimised(objective: str, k: int) -> None:
 
 
 def equal_mass_ece(temperature: float, data: CalibrationSet) -> float:
-    """ECE-EM of distinct confidences: 15 bins of equally many rows."""
+    """Return the ECE-EM of distinct confidences, with 15 bins of equally many rows."""
     p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
     order = np.argsort(p.max(axis=1))
     gap = (p.max(axis=1) - (p.argmax(axis=1) == data.labels))[order]
@@ -142,7 +142,7 @@ def equal_mass_ece(temperature: float, data: CalibrationSet) -> float:
 
 
 def test_ece_em_on_tenths_is_the_selection_of_the_adafocal_paper() -> None:
-    """T in (0, 10] in steps of 0.1, by the lowest ECE of equal-mass bins."""
+    """The paper selects T in (0, 10] in steps of 0.1 by the lowest equal-mass ECE."""
     for k in (4, 150):
         data = draw(1500, k, temperature=2.5, dtype=np.float64)
         fitted = TemperatureScaling(objective="ada_ece", grid="tenths").fit(data)
@@ -151,7 +151,7 @@ def test_ece_em_on_tenths_is_the_selection_of_the_adafocal_paper() -> None:
         assert fitted.temperature == pytest.approx(grid[int(np.argmin(values))])
         assert np.argsort(values)[1] != int(np.argmin(values))
         refined = TemperatureScaling(objective="ada_ece").fit(data)
-        # ECE is jagged: the refined grid may miss a dent between its points
+        # the ECE is not smooth: the refined grid may miss a minimum between its points
         assert equal_mass_ece(refined.temperature, data) <= min(values) + 2e-3
 
 
@@ -265,7 +265,7 @@ def test_map_refuses_impossible_temperatures(temperature: float) -> None:
 
 
 def test_an_objective_that_falls_to_the_end_of_its_grid_is_flagged() -> None:
-    """Right less often than one in three, but never far off: the MSE alone wants ever more T."""
+    """Fewer than one in three rows are correct but none is far off: the MSE prefers a larger T."""
     logits = np.tile([2.0, 1.9, -5.0], (400, 1))
     labels = np.repeat([0, 1, 2], [120, 250, 30])
     assert not TemperatureScaling().fit(CalibrationSet(logits, labels)).fit_info["at_bound"]

@@ -1,4 +1,4 @@
-"""Rows that are equal but for rounding: rounded logits, another order of classes, another type."""
+"""Rows that are equal up to rounding: rounded logits, permuted classes, other types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rounded_set(n: int, step: float) -> CalibrationSet:
 
 @cache
 def without_tied_tops(n: int, step: float) -> CalibrationSet:
-    """Which of two largest logits is the prediction depends on the order of the classes."""
+    """Remove rows with two largest logits, whose prediction depends on the order of the classes."""
     data = rounded_set(n, step)
     top = np.sort(data.logits, axis=1)
     return data.take(np.flatnonzero(top[:, -1] > top[:, -2]))
@@ -93,7 +93,7 @@ def test_onnx_and_the_archive_agree_on_the_rows_of_the_fit(name: str, n: int, st
 @pytest.mark.parametrize("k", [3, 5])
 @pytest.mark.parametrize("name", ["histogram", "histogram_one_vs_rest"])
 def test_a_confidence_on_an_edge_of_equal_width(name: str, k: int) -> None:
-    """Rows that know nothing lie on an edge of 15 bins of equal width, 1/3 or 1/5."""
+    """Rows without information lie on an edge of 15 bins of equal width, at 1/3 or 1/5."""
     rng = np.random.default_rng(0)
     z = np.round(rng.normal(size=(600, k)) * 2)
     labels = (z / 1.5 + rng.gumbel(size=z.shape)).argmax(axis=1)

@@ -14,14 +14,14 @@ import calibrd
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service without keys and with one worker, for all tests that only add to it."""
+    """Run a service without keys and with one worker, for tests that only add data."""
     with running(tmp_path_factory.mktemp("service")) as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is remembered from one test to the next, and nothing of the machine is used."""
+    """Give each test its own cache, and do not use the machine's."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("CALIBRD_CACHE_DIR", str(folder))
     monkeypatch.setenv("CALIBRD_STATE_DIR", str(tmp_path / "state"))
@@ -32,7 +32,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def line(service: Running) -> Iterator[FaultyLine]:
-    """A way to the shared service that can be made to fail."""
+    """Return a connection to the shared service that can be made to fail."""
     with faulty_line(service.url) as made:
         yield made
 

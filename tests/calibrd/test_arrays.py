@@ -1,4 +1,4 @@
-"""What users hold their numbers in, read as numpy arrays."""
+"""Arrays, tensors and columns of every library, converted to numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps applied to files: every format, the same probabilities, constant memory, whole or not."""
+"""Maps applied to files: all formats, equal probabilities, constant memory, atomic output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def arrow(path: Path, table: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks, of which the last is shorter."""
+    """Use many blocks, the last of which is shorter."""
     monkeypatch.setattr(row_blocks, "BLOCK_VALUES", 5 * 64)
 
 
@@ -166,7 +166,7 @@ def broken_rows(folder: Path) -> None:
         ("ragged.parquet", "same number of values in every row"),
         ("text.parquet", "must be numbers, got text such as 'text'"),
         ("empty.parquet", "holds no rows"),
-        ("cut.npy", "cut.npy ends after 576 of its rows"),
+        ("cut.npy", "cut.npy is truncated: it ends after 576 rows"),
         ("damaged.parquet", "is not a valid parquet file"),
         ("damaged.arrow", "is damaged: "),
         ("pickled.npy", "holds pickled objects"),
@@ -202,7 +202,9 @@ def test_columns_must_be_there_and_free(folder: Path) -> None:
     assert not [*folder.glob("*o.*")]
 
 
-def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_replaced_only_by_force(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "m.calibrd").write_bytes(archive.dump(FITTED))
     words = [str(folder / "in.npy"), str(folder / "in.npz"), "--map", str(folder / "m.calibrd")]
     assert run(["apply", *words]) == 3
@@ -222,7 +224,7 @@ def test_the_callable_travels_and_adds_columns(columns: Any) -> None:
 
 
 def test_a_block_is_bounded_by_numbers_whatever_the_type(folder: Path) -> None:
-    """What travels along counts too, also if only later rows have much of it."""
+    """Copied columns count too, even if only later rows have much data in them."""
     wide = np.zeros((50, 400), np.float32)
     rows = [[0.0]] * 40 + [*wide[:10]]
     table = pa.table(

@@ -1,4 +1,4 @@
-"""What each call does, and how it says no."""
+"""The effect of each call, and its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FITTED, REPORT = fit_and_judge(TemperatureScaling(), CalibrationSet(LOGITS, LABE
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service without workers: fits wait."""
+    """Run a service without workers, so that fits stay queued."""
     with in_process(tmp_path_factory.mktemp("idle")) as local:
         yield local
 
@@ -38,7 +38,7 @@ def waiting(idle: Local) -> Iterator[calibrd.Client]:
         yield made
 
 
-def test_promote_with_the_revision_that_was_seen(client: calibrd.Client) -> None:
+def test_promote_with_the_expected_revision(client: calibrd.Client) -> None:
     client.register("moves", FITTED, REPORT)
     client.register("moves", FITTED)
     first = client.promote("moves", 1, expected=0, reason="the first")
@@ -135,7 +135,7 @@ def test_what_a_fit_refuses(client: calibrd.Client) -> None:
         client.fit("Not a name", LOGITS, LABELS)
 
 
-def test_what_a_dataset_that_is_there_cannot_be_told(client: calibrd.Client) -> None:
+def test_arguments_that_an_existing_dataset_excludes(client: calibrd.Client) -> None:
     for given in ({"delete_after_fit": True}, {"kind": "probabilities"}):
         with pytest.raises(TypeError, match="logits that this call uploads"):
             client.start_fit("refused", dataset="ds_1", **given)
@@ -192,7 +192,7 @@ def test_the_bar_of_a_fit_shows_step_and_loss(
     assert "method=smart, step=420/2000, loss=0.5123]" in last
 
 
-def test_a_fit_that_fails_says_why(client: calibrd.Client) -> None:
+def test_a_failed_fit_has_a_reason(client: calibrd.Client) -> None:
     few = client.upload(LOGITS[:3], LABELS[:3], progress=False)
     with pytest.raises(errors.FitFailed) as raised:
         client.fit("failing", dataset=few, method="temperature", progress=False)
@@ -228,7 +228,7 @@ def test_ctrl_c_leaves_the_fit_running(waiting: calibrd.Client) -> None:
     waiting.cancel(fit)
 
 
-def test_ready_says_which_part_is_not(client: calibrd.Client, waiting: calibrd.Client) -> None:
+def test_ready_names_the_part_that_is_not(client: calibrd.Client, waiting: calibrd.Client) -> None:
     found = waiting.ready()
     assert not found
     assert found.workers == "no worker is alive: fits are waiting"

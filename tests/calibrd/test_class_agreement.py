@@ -1,4 +1,4 @@
-"""The diagnostics of SECA in a monitor: entropy, divergence and cosine of each batch's classes."""
+"""SECA's diagnostics in a monitor: entropy, divergence and cosine per class in each batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 60
 
 
 def by_sample(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
-    """The three, sample by sample."""
+    """Return the three diagnostics, computed sample by sample."""
     p = softmax(logits, axis=1)
     divergences, cosines = [], []
     for i, label in enumerate(labels):

@@ -1,4 +1,4 @@
-"""Fit, promote, predict and look, with both clients."""
+"""Fit, promote, predict and read with both clients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_same_awaited(service: Running) -> None:
     assert probabilities.shape == LOGITS.shape
 
 
-def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) -> None:
+def test_both_clients_have_every_call_with_its_return_type(service: Running) -> None:
     names = [name for name in dir(Calls) if hasattr(getattr(Calls, name), "flow")]
     assert {"fit", "wait", "upload", "versions", "promote", "rollback", "history"} <= {*names}
     with calibrd.Client(service.url) as client:
@@ -65,7 +65,7 @@ def test_both_clients_have_every_call_and_say_what_it_gives(service: Running) ->
 
 
 @pytest.mark.parametrize("kind", [calibrd.Client, calibrd.AsyncClient])
-def test_calls_are_methods_to_those_who_look_at_the_class(kind: type) -> None:
+def test_calls_look_like_methods_on_the_class(kind: type) -> None:
     assert list(inspect.signature(kind.rollback).parameters)[:2] == ["self", "name"]
     assert kind.rollback.__doc__
     shown = pydoc.plaintext.document(kind)
@@ -100,7 +100,7 @@ def test_both_sides_of_a_fork_get_their_own_answers(client: calibrd.Client) -> N
     for temperature in (2.0, 3.0):
         client.register("both-sides", fitted(temperature))
     with faulty_line(client.url) as line:
-        line.before = lambda asked: time.sleep(0.005)  # both are asking at the same time
+        line.before = lambda asked: time.sleep(0.005)  # both send requests at the same time
         done = subprocess.run(
             [sys.executable, "-c", BOTH_SIDES, line.url], capture_output=True, text=True, timeout=60
         )

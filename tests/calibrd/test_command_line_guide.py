@@ -1,4 +1,4 @@
-"""The guides to the command line: every flag has a meaning, and the gate for CI runs."""
+"""The guides to the command line describe every flag, and the CI gate in them runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_flags_of_every_command_are_named() -> None:
     assert f"Every other command takes {named}." in " ".join(REFERENCE.split())
 
 
-def test_every_flag_says_what_it_is() -> None:
+def test_every_flag_has_help() -> None:
     for _, parser, _ in commands():
         for action in parser._actions:
             assert action.help or action.metavar == "NAME"

@@ -1,4 +1,4 @@
-"""``calibrd`` as a user meets it: against the real service, and when things are wrong."""
+"""The command ``calibrd`` against the real service, and its errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     done = calibrd(*fitting, "--local", "--param", "objective=nll", "--seed", 3, "--json")
     made = done.document
     assert made["version"]["number"] == 2
-    assert made["version"]["dataset_sha256"] is None  # no row has left
+    assert made["version"]["dataset_sha256"] is None  # no rows were sent
     assert made["report"]["verdict"] == "improved"
     assert made["alias"] is None
 
@@ -88,7 +88,8 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     for title in ("accuracy", "Brier score", "NLL", "ECE, equal-width bins", "AUROC"):
         assert title in done.out
     figures = calibrd(*promoting, "--json").document["figures"]
-    assert figures["metrics"]["nll"]["change"]["high"] < 0  # against the model: no row has left
+    # compared with the model: no rows were sent
+    assert figures["metrics"]["nll"]["change"]["high"] < 0
     assert figures["against"] is None
     assert calibrd("rollback", "cli").out == "cli@production is version 1 again\n"
     moves = calibrd("history", "cli", "--json").document
@@ -140,7 +141,7 @@ def test_training_runs_are_listed(calibrd: Any, client: Client, at: str) -> None
     assert "cli-run" not in calibrd("runs", "--archived").out
 
 
-def test_fit_on_the_service_is_judged_as_asked(
+def test_fit_on_the_service_is_judged_as_requested(
     calibrd: Any, val: Path, at: str, tmp_path: Path
 ) -> None:
     asked = ("fit", val, "--name", "judged", "--method", "temperature", "--json")
@@ -155,7 +156,7 @@ def test_fit_on_the_service_is_judged_as_asked(
     assert refused.document["error"]["request_id"]
 
 
-def test_a_map_out_of_a_stale_cache_says_so(
+def test_a_map_from_a_stale_cache_causes_a_note(
     calibrd: Any, client: Client, line: FaultyLine, val: Path, tmp_path: Path
 ) -> None:
     client.register("stale", TemperatureMap(k=5, temperature=3.0))
@@ -172,7 +173,7 @@ def test_a_map_out_of_a_stale_cache_says_so(
 def test_a_refused_promotion_names_the_version_that_was_made(
     calibrd: Any, val: Path, at: str
 ) -> None:
-    # 30 rows cannot judge
+    # 30 rows are too few for a verdict
     asked = ("fit", val, "--name", "same", "--method", "identity", "--held-out", 0.05)
     done = calibrd(*asked, "--promote", "production", "--json")
     assert done.code == 3
@@ -182,9 +183,7 @@ def test_a_refused_promotion_names_the_version_that_was_made(
     assert told["request_id"]
 
 
-def test_what_auto_chose_and_left_out_is_said(
-    calibrd: Any, val: Path, at: str, tmp_path: Path
-) -> None:
+def test_the_choice_of_auto_is_printed(calibrd: Any, val: Path, at: str, tmp_path: Path) -> None:
     fitting = ("fit", val, "--method", "auto", "--param", "budget=1e-9")
     fitting += ("--param", 'candidates=["spline"]')
     told = "auto chose additive: .*\nleft out spline: .*\n"
@@ -194,7 +193,7 @@ def test_what_auto_chose_and_left_out_is_said(
         assert re.search(told, done.out), done.out
 
 
-def test_a_method_that_fell_back_is_said(calibrd: Any, at: str, tmp_path: Path) -> None:
+def test_a_fallback_is_printed(calibrd: Any, at: str, tmp_path: Path) -> None:
     right = tmp_path / "right.npz"
     np.savez(right, logits=LOGITS, labels=LOGITS.argmax(axis=1))
     told = "vector fell back to temperature scaling: every prediction on the fit set is correct"
@@ -243,7 +242,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate TEXT --map m --max-ece 0.1", "is not an npz file"),
         ("gate VAL.txt --map m --max-ece 0.1", "must end in .npz, .parquet or .arrow"),
         ("gate NOLABELS --map m --max-ece 0.1", "and 'labels', but holds 'logits'"),
-        ("gate PICKLED --map m --max-ece 0.1", "not of pickled objects"),
+        ("gate PICKLED --map m --max-ece 0.1", "not pickled objects"),
         ("gate SHORT --map m --max-ece 0.1", "logits have 600 rows but labels have 599"),
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
         ("fit SHORT --out f.calibrd --method temperature -q", "short.npz: logits have 600 rows"),
@@ -255,8 +254,8 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
         ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
         ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),
-        ("fit VAL --out nodir/f.calibrd", "nodir/f.calibrd: there is no folder nodir"),
-        ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: there is no folder nodir"),
+        ("fit VAL --out nodir/f.calibrd", "nodir/f.calibrd: the folder nodir does not exist"),
+        ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: the folder nodir does not exist"),
         ("apply VAL FOLDER --map MAP -q", "folder.npy: is a folder"),
         ("history m --limit -5", "--limit: must be a positive integer, got '-5'"),
         (
@@ -267,7 +266,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
     ],
 )
-def test_a_mistake_is_told_in_a_line_or_two(
+def test_errors_take_one_or_two_lines(
     calibrd: Any, val: Path, tmp_path: Path, words: str, said: str
 ) -> None:
     broken: dict[str, dict[str, Any]] = {
@@ -300,7 +299,7 @@ def test_a_mistake_is_told_in_a_line_or_two(
     assert done.err == ""
 
 
-def test_what_was_noted_is_told(calibrd: Any, line: FaultyLine) -> None:
+def test_notes_of_an_error_are_printed(calibrd: Any, line: FaultyLine) -> None:
     line.before = lambda asked: Say(503)
     asked = ("rollback", "m", "--url", line.url)
     assert "\nnote: it may or may not have succeeded: " in calibrd(*asked).err
@@ -323,7 +322,7 @@ def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) ->
         assert "client." not in hint
 
 
-def test_quiet_says_only_the_answer(calibrd: Any, val: Path, tmp_path: Path) -> None:
+def test_quiet_prints_only_the_result(calibrd: Any, val: Path, tmp_path: Path) -> None:
     asked = ("fit", val, "--method", "temperature", "--out", tmp_path / "m.calibrd", "--quiet")
     assert calibrd(*asked).err == ""
 

@@ -1,4 +1,4 @@
-"""Control characters: refused by the service, and escaped on the terminal whoever sends them."""
+"""Control characters are refused by the service and escaped on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrators.methods.temperature import TemperatureMap
 from calibrd.cli.arguments import run
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07b\rc\x00\x9b31md\u202ee\u2066f\u2028g\x7f"
-# what a terminal or a reader could be misled by
+# characters that could mislead a terminal or a reader
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -77,7 +77,7 @@ def test_the_service_takes_what_people_write(
 
 
 def documents() -> dict[str, Any]:
-    """Return what a service that means harm answers: all texts of people are evil."""
+    """Return responses of a malicious service: all free text contains control characters."""
     version = {
         "calibrator": "good",
         "number": 1,
@@ -164,7 +164,7 @@ def test_nothing_raw_reaches_the_terminal(
         json.loads(out)
     elif words[0] == "history":
         assert code == 0
-        assert len(out.splitlines()) == 2  # nobody forges a line of a table
+        assert len(out.splitlines()) == 2  # no line of the table can be forged
         assert "\\x1b[2J" in out
         assert "\\u202e" in out
 

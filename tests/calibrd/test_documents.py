@@ -1,4 +1,4 @@
-"""Every block of code in the README and the guides runs as pasted, against the real service."""
+"""Every block of code in the README and the guides runs unchanged against the real service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.documents import Block, blocks_of
 from helpers.live_service import ROOT, Running, wait_until
 
 SECONDS = 240
-# what a reader is told that the lines print
+# output that the documents promise
 SAID = {
     "docs/how-to/use-the-sdk.md": ("no_such_alias 404",),
     "docs/reference/command-line.md": (),
@@ -57,7 +57,7 @@ NOT_RUN = {
     "python lightning": "tests/calibrd/test_training_lightning.py runs it",
     "python transformers": "tests/calibrd/test_training_huggingface.py runs it",
 }
-# how blocks begin that are run by hand, or would start what these tests are part of
+# first lines of blocks that are run by hand, or that would run these tests
 BY_HAND = ("import ray\n", "make serve ", "make wheel ")
 
 
@@ -82,14 +82,14 @@ def test_no_document_is_left_out() -> None:
 
 
 def as_statement(block: Block, document: str) -> str:
-    """The block in one line, such that the lines of an error are those of the document."""
+    """Return the block as one line, so that errors have the line numbers of the document."""
     code = "\n" * (block.line - 1) + block.code
     return f"exec(compile({code!r}, {document!r}, 'exec'))"
 
 
 @pytest.mark.parametrize("document", SAID)
 def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -> None:
-    """One after the other in one folder: Python blocks in one interpreter, bash with its path."""
+    """All blocks run in order in one folder: Python in one interpreter, bash with its path."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     wait_until(lambda: httpx.get(f"{service.url}/readyz").status_code == 200)  # its worker, too
     environment = os.environ | {

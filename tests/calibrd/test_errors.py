@@ -1,4 +1,4 @@
-"""A problem becomes an error of its kind, with its code and what can be done."""
+"""A problem becomes an error of the right class, with its code and hint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem(code: str = "no_such_alias", status: int = 404) -> Response:
     return Response(status, {}, body)
 
 
-def test_a_problem_becomes_its_error_with_all_it_says() -> None:
+def test_a_problem_becomes_an_error_with_all_its_fields() -> None:
     error = error_of(problem())
     assert type(error) is errors.NotFound
     assert (error.code, error.status, error.request_id) == ("no_such_alias", 404, "r-1")

@@ -1,4 +1,4 @@
-"""Every route of the service is reached by a call of the SDK, or left out for a reason."""
+"""A call of the SDK reaches every route of the service, except those left out for a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Noting:
-    """A client that notes which calls were used."""
+    """A client that records which calls were used."""
 
     def __init__(self, client: calibrd.Client, used: set[str]) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class Noting:
 
 
 def every_call(url: str) -> set[str]:
-    """Use every call once; a service without workers lets fits wait."""
+    """Use every call once; the service has no workers, so fits stay queued."""
     used: set[str] = set()
     with calibrd.Client(url, part_bytes=4096, retry_seconds=1) as plain:
         client: calibrd.Client = Noting(plain, used)  # type: ignore[assignment]
@@ -112,7 +112,7 @@ def about_keys(client: calibrd.Client, url: str, used: set[str]) -> None:
 
 
 class Observed(NamedTuple):
-    """What was seen when every call was made once."""
+    """The requests observed when every call was made once."""
 
     routes: set[str]
     reached: set[str]
@@ -135,8 +135,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 
 def route_of(asked: Asked, routes: set[str]) -> str:
-    """The route of a request, by the templates of the document."""
-    # the one with fewest parameters first: parts/presigned is no parts/{number}
+    """Return the route of a request, by the path templates of the OpenAPI document."""
+    # fewest parameters first, because parts/presigned also matches parts/{number}
     for route in sorted(routes, key=lambda route: route.count("{")):
         method, path = route.split(" ")
         pattern = re.sub(r"\\\{\w+\\\}", "[^/@]+", re.escape(path))

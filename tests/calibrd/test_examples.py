@@ -1,4 +1,4 @@
-"""Every example runs as its reader would run it, against the real service."""
+"""Every example runs as a reader would run it, against the real service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELSEWHERE = {"model_server.py": "tests/calibrd/test_model_server.py"}
 SAID = {
     "adafocal_training.py": ["adafocal: ECE 0.", "the service has 12 steps, all verified: True"],
     "ci_gate.sh": ["is within the limit", "fashion-ci@production is version 1"],
-    "first_fit.py": ["verdict: improved", "production:", "a perfect model would measure"],
+    "first_fit.py": ["verdict: improved", "production:", "a perfectly calibrated model would show"],
     "sklearn_model.py": ["verdict: ", "registered as digits-nb@", "the same probabilities"],
     "torch_onnx.py": ["verdict: ", "registered as digits-net@", "as torch, within"],
 }

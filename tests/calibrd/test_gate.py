@@ -1,4 +1,4 @@
-"""The gate decides as the truth is known to be, and says what that means."""
+"""The gate makes the right decision if the truth is known, and explains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calibrd.cli.gate import rows_needed
 
 
 def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
-    """Logits whose labels are drawn from softmax(logits / temperature)."""
+    """Return logits, and labels drawn from softmax(logits / temperature)."""
     rng = np.random.default_rng(seed)
     true = rng.normal(size=(rows, 4)) * 2
     labels = (true + rng.gumbel(size=true.shape)).argmax(axis=1)
@@ -29,7 +29,7 @@ def drawn(rows: int, temperature: float, seed: int = 0) -> dict[str, Any]:
 
 @pytest.fixture
 def gated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The exit code and the words of a gate with a map of temperature 2."""
+    """Return the exit code and the text of a gate with a map of temperature 2."""
     fitted = tmp_path / "two.calibrd"
     fitted.write_bytes(archive.dump(TemperatureMap(k=4, temperature=2.0)))
     path = tmp_path / "val.npz"
@@ -47,12 +47,12 @@ def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
     assert code == 0
     assert words.startswith("PASS: ")
     assert "20,000 rows" in words
-    assert "its limit is 3.00 %: pass" in words
+    assert "the limit is 3.00 %: pass" in words
     assert "The whole interval of the calibration error is within the limit" in words
     code, words = gated(drawn(20_000, temperature=6.0), 0.03)
     assert code == 1
     assert words.startswith("FAIL: ")
-    assert "Fit on rows like these" in words
+    assert "Fit on similar rows" in words
     assert len(words.splitlines()) == 1
 
 
@@ -61,14 +61,14 @@ def test_what_cannot_be_decided_is_not(gated: Any) -> None:
     assert code == 2
     assert words.startswith("INSUFFICIENT DATA: ")
     assert "would be enough" in words
-    # plainly overconfident, or plainly within: 99 rows are too few all the same
+    # clearly overconfident or clearly within the limit: 99 rows are still too few
     for temperature, limit in ((20.0, 0.01), (2.0, 0.9)):
         code, words = gated(drawn(99, temperature), limit)
         assert code == 2
-        assert "Fewer than 100 rows" in words
+        assert "needs at least 100 rows" in words
 
 
-def test_the_rows_said_to_be_needed_decide() -> None:
+def test_the_estimated_number_of_rows_is_enough() -> None:
     def report(rows: int) -> Any:
         given = drawn(rows, temperature=1.0, seed=1)
         p = TemperatureMap(k=4, temperature=1.0).apply(given["logits"])
@@ -98,9 +98,9 @@ def test_the_ece_itself_is_limited_by_its_own_interval(gated: Any) -> None:
 def test_with_both_limits_both_must_pass(gated: Any) -> None:
     code, words = gated(drawn(20_000, temperature=2.0), 0.03, "--max-ece", 0.001)
     assert code != 0
-    assert "its limit is 3.00 %: pass" in words
+    assert "the limit is 3.00 %: pass" in words
     assert "The ECE (15 equally wide bins) is" in words
-    assert "its limit is 0.10 %" in words
+    assert "the limit is 0.10 %" in words
     code, out = gated(drawn(20_000, temperature=6.0), 0.9, "--max-ece", 0.03, "--json")
     assert (code, json.loads(out)["decided_by"]) == (1, "ece")
 
@@ -112,7 +112,7 @@ def test_a_gate_without_a_limit_is_refused(
     assert "--max-calibration-error LIMIT, --max-ece LIMIT, or both" in capsys.readouterr().err
 
 
-def test_json_and_markdown_say_the_same(gated: Any, tmp_path: Path) -> None:
+def test_json_and_markdown_agree(gated: Any, tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     code, out = gated(drawn(5000, 6.0), 0.03, "--json", "--markdown", summary)

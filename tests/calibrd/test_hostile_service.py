@@ -1,4 +1,4 @@
-"""A service that means harm: names that lead elsewhere, answers that never end, odd JSON."""
+"""A malicious service: path traversal in names, endless responses, malformed JSON."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_honest_answer_is_loaded(client: calibrd.Client) -> None:
 
 
 def zeros() -> Iterator[bytes]:
-    """Zeros without an end, as gzip sends them."""
+    """Yield endless zeros, compressed with gzip."""
     packer = zlib.compressobj(9, wbits=31)
     while True:
         yield packer.compress(bytes(1 << 20)) or b""
@@ -162,12 +162,12 @@ def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_a
 
     with pytest.raises(NotCalibrd, match="bytes that this call allows"):
         asyncio.run(ask()) if is_async else client.methods()
-    # what is under way in the sockets comes on top
+    # data in the sockets' buffers comes on top
     assert server.sent_bytes < MAX_BYTES + (16 << 20)
 
 
 def test_a_small_answer_does_not_become_a_huge_one(server: Hostile) -> None:
-    """The peak of memory is measured in a process of its own."""
+    """The peak memory is measured in a separate process."""
     bomb = gzip.compress(bytes(1 << 30), 9)
     assert len(bomb) < 2 << 20
     server.answers["/v1/methods"] = Chosen(
@@ -207,7 +207,9 @@ def test_other_codings_are_refused(server: Hostile, client: calibrd.Client, codi
         client.methods()
 
 
-def test_a_map_is_no_longer_than_its_version_says(server: Hostile, client: calibrd.Client) -> None:
+def test_a_map_is_no_longer_than_its_version_states(
+    server: Hostile, client: calibrd.Client
+) -> None:
     server.answers[f"{PLACE}/versions/1/map"] = Chosen(lambda: itertools.repeat(b"x" * (1 << 16)))
     with pytest.raises(NotCalibrd, match="longer than"):
         client.load("good@1", refresh=None)
@@ -221,7 +223,7 @@ def test_a_redirect_is_not_followed(server: Hostile, client: calibrd.Client) -> 
             server.answers["/v1/methods"] = Chosen(lambda: [b""], status, there)
             with pytest.raises(NotCalibrd, match="redirects to"):
                 client.methods()
-        assert other.seen == []  # and so nobody there has the key
+        assert other.seen == []  # so the other server never gets the key
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_odd_problems_are_errors_of_ours(
 
 def test_a_list_ends(server: Hostile, client: calibrd.Client) -> None:
     server.say("/v1/calibrators", {"items": [], "next": "again"})
-    with pytest.raises(NotCalibrd, match="an empty page, but claims that more follow"):
+    with pytest.raises(NotCalibrd, match="an empty page, but says that more follow"):
         client.calibrators()
 
 
@@ -295,7 +297,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def huge_npy() -> bytes:
-    """A header that tells of 8 TB, and a few bytes."""
+    """Return an npy file whose header declares 8 TB, with only a few bytes."""
     whole = npy(np.zeros((1, 3)))
     return whole.replace(b"(1, 3), }" + b" " * 12, b"(1000000000000, 3), }", 1)
 

@@ -1,6 +1,6 @@
-"""The service is killed under the SDK, and started again: nothing is lost, nothing is there twice.
+"""The service is killed during SDK calls and restarted: nothing is lost or duplicated.
 
-What ``load`` does then is shown in test_local_map_away.py.
+test_local_map_away.py covers ``load``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PART_BYTES = 1 << 14
 
 
 class Mortal:
-    """A service that can be killed, and started again on the same port and data."""
+    """A service that can be killed and restarted on the same port with the same data."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Mortal:
         return self._now.url
 
     def kill(self) -> None:
-        """kill -9; it is started again, with a worker, by and by."""
+        """Kill the service with SIGKILL, and restart it with a worker in the background."""
         self._now.process.kill()
         self._now.process.wait()
         thread = threading.Thread(target=self._start)
@@ -47,7 +47,7 @@ class Mortal:
         self._now = self._stack.enter_context(running(self._folder, "--port", port))
 
     def wait(self) -> None:
-        """Until it is there again."""
+        """Wait until the service has restarted."""
         for thread in self._threads:
             thread.join()
 
@@ -80,7 +80,7 @@ def test_killed_during_an_upload_and_during_a_fit(mortal: Mortal, line: FaultyLi
 
 
 def upload_over_a_kill(client: calibrd.Client, mortal: Mortal, line: FaultyLine) -> calibrd.Dataset:
-    """Kill it when four parts have arrived and others are on their way."""
+    """Kill the service when four parts have arrived and others are in flight."""
     arrived, lock = [0], threading.Lock()
 
     def after(asked: Asked) -> Say | None:
@@ -104,7 +104,7 @@ def upload_over_a_kill(client: calibrd.Client, mortal: Mortal, line: FaultyLine)
 def fit_over_a_kill(
     client: calibrd.Client, mortal: Mortal, line: FaultyLine, dataset: calibrd.Dataset
 ) -> calibrd.Version:
-    """Kill it when it is asked how far the fit is."""
+    """Kill the service when it receives a request for the progress of the fit."""
     looks = [0]
 
     def before(asked: Asked) -> Say | None:

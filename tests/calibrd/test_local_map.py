@@ -1,4 +1,4 @@
-"""Maps applied in process: what is fetched, kept, followed and refused."""
+"""Maps applied in process: downloads, caching, following the alias, refusals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_refresh_looks_now(client: calibrd.Client) -> None:
     assert (local.version, local.map.temperature) == (2, 3.0)
 
 
-def test_it_asks_as_the_client_that_loaded_it(
+def test_it_polls_with_the_settings_of_its_client(
     client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release(client, "keyless", 2.0)
@@ -103,7 +103,7 @@ def test_it_asks_as_the_client_that_loaded_it(
     assert not any("authorization" in one.headers for one in line.asked)
 
 
-def test_who_applies_sees_one_map_or_the_other(client: calibrd.Client) -> None:
+def test_apply_uses_one_map_or_the_other(client: calibrd.Client) -> None:
     release(client, "swapped", 2.0)
     release(client, "swapped", 3.0)
     expected = {1: fitted(2.0).apply(LOGITS), 2: fitted(3.0).apply(LOGITS)}
@@ -219,7 +219,7 @@ def test_bytes_damaged_on_the_way_are_refused(
     release(client, "relayed", 2.0)
 
     class Relay(http.server.BaseHTTPRequestHandler):
-        """Passes everything on, but changes the last byte of maps."""
+        """A proxy that changes the last byte of every map."""
 
         def do_GET(self) -> None:
             answer = httpx.get(service.url + self.path)
@@ -232,7 +232,7 @@ def test_bytes_damaged_on_the_way_are_refused(
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Keep quiet."""
+            """Do not log."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Relay) as relay:
         thread = threading.Thread(target=relay.serve_forever)

@@ -1,4 +1,4 @@
-"""Maps applied in process while the service dies, comes back, or refuses."""
+"""Maps applied in process while the service dies, restarts, or refuses requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def site(whole_site: Site) -> Site:
-    """A service that runs when a test begins."""
+    """Return a service that is running when the test begins."""
     whole_site.start()
     return whole_site
 
@@ -130,7 +130,7 @@ def test_killed_while_it_loads_the_cache_serves(
         local = hasty.load("fallback", model="sha256:a", refresh=0.05)
         assert local.is_stale
         before = threading.active_count()
-        time.sleep(0.5)  # several looks in vain
+        time.sleep(0.5)  # several unsuccessful polls
         gc.disable()
         try:
             del local
@@ -189,7 +189,7 @@ def test_another_answers_in_its_place_and_the_cache_serves(
     assert len(said(caplog, logging.WARNING)) >= len(PAGES) + 1
 
 
-def test_a_revoked_key_is_said_and_never_papered_over(
+def test_a_revoked_key_is_reported_and_not_hidden_by_the_cache(
     site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = client.create_key("admin", ["predict", "fit", "promote", "admin"])
@@ -211,6 +211,6 @@ def test_a_revoked_key_is_said_and_never_papered_over(
             assert "keyed@production: keeping version 1" in warning
             with pytest.raises(Unauthenticated):
                 reader.load("keyed")
-        # what one key has loaded another does not find
+        # keys do not share cached maps
         with pytest.raises(Unauthenticated):
             client.load("keyed")

@@ -1,4 +1,4 @@
-"""What is remembered of loaded maps: not sent again, checked, shared, swept."""
+"""The cache of loaded maps: no repeated downloads, hash checks, sharing and clean-up."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_old_bytes_that_no_entry_names_are_removed(client: calibrd.Client, cache
     third = release(client, "swept", 4.0)
     client.load("swept", refresh=None)
     left = {path.name for path in folder.iterdir() if path.suffix != ".json"}
-    # the first is what swept@1 means; nothing means the second any more
+    # swept@1 refers to the first map, and no entry refers to the second
     kept = {f"{one.map_sha256}.map" for one in (first, third)}
     assert left == {*kept, "tmp_of_a_writer"}
 

@@ -1,4 +1,4 @@
-"""The example server answers with the production map, follows it, and outlives the service."""
+"""The example server applies the production map, follows the alias, and survives outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of the tutorials run against the real service, and show what they print."""
+"""The notebooks of the tutorials run against the real service and print their stored output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTEBOOKS = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 
 
 def printed(notebook: Any) -> list[list[str]]:
-    """Return the words that each cell printed; figures may differ in their last digits."""
+    """Return the words printed by each cell; the last digits of figures may differ."""
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     texts = (
         "".join(

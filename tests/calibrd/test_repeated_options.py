@@ -1,4 +1,4 @@
-"""Options that are given twice: taken, or refused, and never dropped without a word."""
+"""Repeated options are either accepted or refused, but never silently dropped."""
 
 from __future__ import annotations
 

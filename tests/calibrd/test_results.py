@@ -1,4 +1,4 @@
-"""What a version and its report look like in terminals and notebooks."""
+"""Versions and reports as displayed in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOID = {"meta", "br", "img", "path", "rect", "line", "circle"}
 
 
 class Page(HTMLParser):
-    """The tags and the text of some HTML; fails where a tag is not closed."""
+    """The tags and the text of an HTML fragment; unclosed tags raise an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

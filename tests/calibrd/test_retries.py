@@ -1,4 +1,4 @@
-"""Calls over a line that fails: what can be repeated is, and nothing is done twice."""
+"""Calls over an unreliable connection: safe calls are retried, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from calibrd import errors
 from calibrd.transport.connection import Connection
 from calibrd.transport.flows import Pause, Response, Send
 
-LOGITS, LABELS = sample(seed=2101)  # which no other test uploads
+LOGITS, LABELS = sample(seed=2101)  # no other test uploads this
 FITTED = TemperatureScaling().fit(CalibrationSet(LOGITS, LABELS))
 FORCED = {"force": True, "reason": "it has no report"}
 BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h1>")
@@ -32,7 +32,7 @@ BUSY = Say(503, {"Content-Type": "text/html"}, b"<h1>nobody behind this proxy</h
 
 @pytest.fixture
 def over(line: FaultyLine) -> Iterator[calibrd.Client]:
-    """A client of the shared service, over the line."""
+    """Return a client that uses the faulty connection to the shared service."""
     with calibrd.Client(line.url, retry_seconds=20.0) as made:
         yield made
 
@@ -60,7 +60,7 @@ def test_the_same_awaited(line: FaultyLine) -> None:
 
 
 class Retries:
-    """A request whose pauses pass at once on a clock of their own."""
+    """A request whose pauses pass at once on a simulated clock."""
 
     def __init__(self, retry_seconds: float, *answers: Response) -> None:
         self._answers = [*answers]
@@ -170,7 +170,7 @@ def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLi
 
 
 def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None:
-    # before the service hears of it: a key would close the shared service to all others
+    # before it reaches the service, where a key would lock out all other tests
     line.before = lambda asked: lose() if asked.method == "POST" else None
     for ask in (lambda: over.create_key("a", ["fit"]), lambda: over.rotate_key("b")):
         with pytest.raises(errors.MaybeDone, match=r"client\.keys\(\)"):

@@ -1,4 +1,4 @@
-"""Features from this side: uploaded, fitted there and here, predicted, loaded, and in files."""
+"""Features in the SDK: upload, fits, predict, local maps, and files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = "sdk-features"
 
 @pytest.fixture
 def fitted(client: calibrd.Client) -> FeatureClippingMap:
-    """The map of ``sdk-features@1``, which the service has fitted."""
+    """Return the map of ``sdk-features@1``, fitted by the service."""
     try:
         version = client.get_version(f"{NAME}@1")
     except errors.NotFound:
@@ -100,7 +100,7 @@ def test_evaluate_and_loaded_maps_take_features(
     np.testing.assert_allclose(np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), p, atol=1e-6)
 
 
-def test_what_is_missing_is_said_on_both_sides(
+def test_missing_features_are_reported_by_both_sides(
     client: calibrd.Client, fitted: FeatureClippingMap
 ) -> None:
     plain = {"logits": ROWS, "labels": DATA["labels"]}

@@ -1,4 +1,4 @@
-"""Segments from this side: uploaded, fitted there and here, predicted, loaded, and in files."""
+"""Segments in the SDK: upload, fits, predict, local maps, and files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAME = "sdk-segments"
 
 @pytest.fixture
 def fitted(client: calibrd.Client) -> SegmentedMap:
-    """The map of ``sdk-segments@1``, which the service has fitted."""
+    """Return the map of ``sdk-segments@1``, fitted by the service."""
     try:
         version = client.get_version(f"{NAME}@1")
     except errors.NotFound:
@@ -136,7 +136,7 @@ def test_an_async_client_takes_them_as_well(service: Running, fitted: SegmentedM
     assert [row.rows for row in report.by_segment] == [1200, 1200]
 
 
-def test_what_is_wrong_is_told_before_anything_is_sent(client: calibrd.Client) -> None:
+def test_errors_are_raised_before_anything_is_sent(client: calibrd.Client) -> None:
     logits, labels = DATA["logits"], DATA["labels"]
     for segments, code in (
         (["web"], "segments_length"),
@@ -242,7 +242,7 @@ def test_names_of_any_library(case: str) -> None:
 
 
 @pytest.mark.parametrize("values", ["a", b"a", {"a", "b"}, 3, (one for one in "ab")])
-def test_what_is_no_list_is_told_as_that(values: Any) -> None:
+def test_segments_that_are_not_a_list_are_refused(values: Any) -> None:
     with pytest.raises(DataError, match="segments must be a list, an array or a column") as caught:
         calibrd.fit_local([[1.0, 0.0], [0.0, 1.0]], [0, 1], segments=values, progress=False)
     assert caught.value.code == "bad_segments"
@@ -275,7 +275,7 @@ def test_cells_that_are_no_names_are_named_by_their_row(values: Any) -> None:
 
 
 def files(folder: Path, **renamed: str) -> list[Path]:
-    """The rows as npz, parquet and arrow; ``segments`` under another name if it has one."""
+    """Return the rows as npz, parquet and arrow, with ``segments`` under another name if given."""
     name = renamed.get("segments", "segments")
     packed_file, parquet, arrow = (folder / f"set.{end}" for end in ("npz", "parquet", "arrow"))
     np.savez(packed_file, logits=DATA["logits"], labels=DATA["labels"], **{name: DATA["segments"]})
@@ -345,7 +345,7 @@ def test_integers_of_all_64_bits() -> None:
 
 
 def with_no_segments(folder: Path, case: str) -> list[Path]:
-    """Files with a column ``segment`` that names none: parquet, and npz (pickled if need be)."""
+    """Return files whose column ``segment`` is invalid: parquet, and npz (pickled if necessary)."""
     rows = {"logits": DATA["logits"], "labels": DATA["labels"]}
     packed_file, parquet = folder / "odd.npz", folder / "odd.parquet"
     np.savez(packed_file, **rows, segment=np.asarray(NO_SEGMENTS[case]))
@@ -431,7 +431,7 @@ def test_names_as_objects_are_to_be_saved_as_text(
     assert "segments.astype(str)" in capsys.readouterr().err
 
 
-def test_without_segments_it_is_told_how_they_are_given(
+def test_missing_segments_error_explains_how_to_pass_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(FitError, match="needs the segment of each row: pass segments="):
@@ -463,7 +463,7 @@ def test_rows_of_no_segment_of_the_map_are_counted(
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
     named = {} if segments is None else {"segments": segments}
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"], **named)
-    note = f"{known} of 2,400 rows are in a segment of this map; the others get the map fitted on"
+    note = f"{known} of 2,400 rows are in a segment of this map; the others use the map fitted on"
     for asked in (
         ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5"],
         ["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted), "--force"],
@@ -478,11 +478,11 @@ def test_rows_of_no_segment_of_the_map_are_counted(
         assert counted == (2400 if known is None else int(known.replace(",", "")))
 
 
-def test_a_map_without_segments_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_map_without_segments_prints_no_note(tmp_path: Path) -> None:
     path = files(tmp_path)[0]
     plain = Segmented().fit(SET).base
     assert apply_file(plain, path, tmp_path / "out.npz", progress=False).in_segments is None
 
 
-def test_the_service_says_which_method_needs_segments(client: calibrd.Client) -> None:
+def test_the_service_names_the_method_that_needs_segments(client: calibrd.Client) -> None:
     assert [one.name for one in client.methods() if one.needs_segments] == ["segmented"]

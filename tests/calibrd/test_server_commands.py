@@ -1,4 +1,4 @@
-"""The commands that an installed server adds to ``calibrd``, and their absence without one."""
+"""The commands that an installed server adds to ``calibrd``, and their errors without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Install = Callable[[str | None], None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make an object the installed entry point, or none."""
+    """Install an object as the entry point, or remove the entry point."""
 
     def go(target: str | None) -> None:
         found = [metadata.EntryPoint(server.ENTRY, target, server.GROUP)] if target else []
@@ -33,7 +33,7 @@ def test_the_commands_are_those_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("name", server.COMMANDS)
-def test_without_a_server_the_command_says_what_to_install(
+def test_without_a_server_the_hint_names_the_package(
     name: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(None)

@@ -1,4 +1,4 @@
-"""CalibratedModel: a scikit-learn classifier like any other."""
+"""CalibratedModel behaves like any other scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from calibrators import CalibrationWarning, ParameterError, evaluate, get_method
 from calibrators.methods.temperature import TemperatureScaling
 from calibrd.sklearn import CalibratedModel
 
-# doubled columns make naive Bayes overconfident, as they break what it assumes
+# duplicated columns violate naive Bayes's assumption and make it overconfident
 X, Y = make_classification(1600, 8, n_informative=5, n_redundant=3, n_classes=3, random_state=0)
 X = np.hstack([X, X, X])
 SEEN, UNSEEN = slice(0, 800), slice(800, None)
@@ -55,7 +55,7 @@ WEIGHTS = {
 def test_check_estimator(estimator: Any, calibrator: str, params: Any) -> None:
     model = CalibratedModel(estimator, calibrator, cv=2, params=params)
     with warnings.catch_warnings():
-        # the checks fit tiny and separable sets, which maps warn of and some estimators too
+        # the checks fit tiny and separable sets, on which maps and some estimators warn
         warnings.simplefilter("ignore")
         results = check_estimator(model, on_skip=None, on_fail=None, expected_failed_checks=WEIGHTS)
     failed = {one["check_name"] for one in results if one["status"] == "failed"}
@@ -78,7 +78,7 @@ def test_it_calibrates_rows_it_never_saw(fitted: CalibratedModel) -> None:
     assert fitted.report_.verdict == "improved"
     assert fitted.report_ is fitted.report_
     assert fitted.report_.fit["outputs"].startswith("predict_log_proba of estimators fitted on")
-    # what the report promises is what unseen rows show
+    # the report agrees with held-out rows
     promised = fitted.report_.intervals["ece"]
     assert abs(promised.value - report.metrics["ece"]) < 0.03
 
@@ -113,7 +113,7 @@ def test_which_output_is_used(estimator: Any, response: str, kind: str) -> None:
 
 
 def test_no_output_decides_the_fit_alone() -> None:
-    # a pixel that is nearly constant gives naive Bayes logarithms of minus millions
+    # for a nearly constant pixel, naive Bayes returns logarithms of minus millions
     wild = X[SEEN] * np.where(np.arange(X.shape[1]) == 0, 1e-9, 1)
     wild[:3, 0] += 1
     model = CalibratedModel(GaussianNB(var_smoothing=0), "temperature").fit(wild, Y[SEEN])
@@ -154,7 +154,7 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
 
 
 class Turned(ClassifierMixin, BaseEstimator):
-    """Naive Bayes whose classes are in no order."""
+    """Naive Bayes with its classes in an arbitrary order."""
 
     def fit(self, X: Any, y: Any) -> Turned:
         self.inner_ = GaussianNB().fit(X, y)

@@ -1,4 +1,4 @@
-"""Parts that go straight to S3, without the key, and through the service if that fails."""
+"""Parts are sent directly to S3 without the key, or through the service if that fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PART_BYTES = 2048
 
 @pytest.fixture(scope="module")
 def store(shared_fleet: Fleet) -> Iterator[FaultyLine]:
-    """The way to S3 of the service and of the SDK."""
+    """Return the connection of the service and the SDK to S3."""
     with faulty_line(shared_fleet.blobs.url) as line:
         yield line
 
@@ -27,7 +27,7 @@ def store(shared_fleet: Fleet) -> Iterator[FaultyLine]:
 def local(
     shared_fleet: Fleet, store: FaultyLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Local]:
-    """A service on PostgreSQL and S3, whose callers need keys."""
+    """Run a service on PostgreSQL and S3 that requires keys."""
     settings = shared_fleet.settings(tmp_path_factory.mktemp("straight"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", store.url)
@@ -42,7 +42,7 @@ def token(local: Local) -> str:
 
 
 def is_signed(asked: Asked) -> bool:
-    """Whether it came from the SDK: the service signs its own requests in a header."""
+    """Return whether the SDK sent the request; the service signs its own in a header."""
     return asked.method == "PUT" and "X-Amz-Signature" in asked.path
 
 
@@ -66,7 +66,7 @@ def test_parts_go_straight_to_the_store_and_the_key_does_not(
     assert all(one.headers["authorization"] == f"Bearer {token}" for one in line.asked)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"PUT {store.url}" in one for one in logged) == len(sent)
-    # what may be written with a signature is nobody's business who reads logs
+    # signed URLs must not appear in logs, because they allow writing
     assert not any("X-Amz-Signature" in one for one in logged)
 
 

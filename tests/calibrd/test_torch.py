@@ -1,4 +1,4 @@
-"""Maps as torch modules: equal to numpy's, saved, moved, exported (to ONNX: see the example)."""
+"""Maps as torch modules: they agree with numpy and can be saved, moved and exported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def probabilities() -> CalibrationSet:
 
 @pytest.fixture(scope="module")
 def maps() -> dict[str, CalibrationMap]:
-    """A map of every method, of every indicator, of two classes, and on probabilities."""
+    """Return a map of every method and indicator, of two classes, and for probabilities."""
     quick = {"steps": 20}
     less = {"smart": quick}
     made = {name: method(**less.get(name, {})).fit(DATA) for name, method in METHODS.items()}
@@ -192,7 +192,7 @@ def test_torch_export_of_any_batch(maps: dict[str, CalibrationMap], name: str) -
 
 
 class ByName(nn.Module):
-    """Takes its input by name and answers as language models do."""
+    """A model that takes keyword arguments and returns a mapping, like language models."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""AdaFocal and Monitor without a service, and what becomes of their copies."""
+"""AdaFocal and Monitor without a service, and the behaviour of their copies."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_forked_process_does_not_observe() -> None:
     queue = context.SimpleQueue()
     process = context.Process(target=forked, args=(queue,))
     process.start()
-    assert "in a forked process" in queue.get()
+    assert "belongs to the parent process" in queue.get()
     process.join()
 
 
@@ -164,7 +164,7 @@ def test_wrong_arguments_are_named(given: dict[str, object], words: str) -> None
         Monitor(None, **{"run": "wrong", **given})  # type: ignore[arg-type]
 
 
-def test_ranks_that_torch_does_not_know_yet_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_unknown_to_torch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(RuntimeError, match="init_process_group"):
         Monitor(None, run="early")
@@ -174,7 +174,7 @@ def test_ranks_that_torch_does_not_know_yet_are_told(monkeypatch: pytest.MonkeyP
         AdaFocal(None, run="typo", rank=0, world_size=1, gamma_mix=3)
 
 
-def test_checkpoints_of_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_checkpoints_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     monitor, steered = Monitor(None, run="one"), AdaFocal(None, run="one")
     with pytest.raises(ValueError, match=r"with 'state', got \['run', 'step'\]"):
         AdaFocal(None, run="one", resume=monitor.state_dict())

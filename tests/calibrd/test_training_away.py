@@ -1,4 +1,4 @@
-"""The service is away, silent, slow or killed, or the disk is full: training goes on in time."""
+"""The service is down, silent, slow or killed, or the disk is full: training continues in time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLACK = 0.8
 
 
 class Watch:
-    """Fails if a call takes longer than the budget."""
+    """Checks that no call takes longer than the budget."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -41,7 +41,7 @@ class Watch:
 
 
 def trained(url: str, run: str, **options: object) -> tuple[AdaFocalState, Watch]:
-    """Three steps; the state after them, and how long the calls took."""
+    """Train three steps; return the final state and the durations of the calls."""
     watch = Watch()
     job = watch(lambda: AdaFocal(url, run=run, budget=BUDGET, rate=3.0, **options))
     assert isinstance(job, AdaFocal)
@@ -54,13 +54,13 @@ def trained(url: str, run: str, **options: object) -> tuple[AdaFocalState, Watch
 
 
 def of_calibrd() -> set[threading.Thread]:
-    """The threads that send and write."""
+    """Return the threads that send and write steps."""
     return {one for one in threading.enumerate() if one.name.startswith("calibrd-")}
 
 
 @pytest.fixture(scope="module")
 def wanted() -> AdaFocalState:
-    """The state after the same three steps without a service."""
+    """Return the state after the same three steps without a service."""
     job = AdaFocal(None, run="alone", rate=3.0)
     stepped(job, *passes(3))
     return job.state
@@ -68,7 +68,7 @@ def wanted() -> AdaFocalState:
 
 @contextmanager
 def black_hole() -> Iterator[str]:
-    """Somebody who takes connections, and never says a word."""
+    """Run a server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
@@ -125,7 +125,7 @@ def test_slow_names_are_not_waited_for(
 def test_silent_in_the_middle_and_back_again(
     wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
 ) -> None:
-    """Requests of the second step get no answer while it is done."""
+    """Requests during the second step get no response."""
     watch, is_silent = Watch(), threading.Event()
 
     def before(asked: Asked) -> Say | None:
@@ -151,7 +151,7 @@ def test_silent_in_the_middle_and_back_again(
     assert watch.longest < BUDGET + SLACK
 
 
-def test_answers_that_are_lost_are_asked_for_again(
+def test_lost_responses_are_requested_again(
     wanted: AdaFocalState, line: FaultyLine, client: calibrd.Client
 ) -> None:
     counts = {"left": 6}
@@ -166,14 +166,14 @@ def test_answers_that_are_lost_are_asked_for_again(
     state, _ = trained(line.url, "lost-answers")
     assert state == wanted
     with AdaFocal(line.url, run="lost-answers", rate=3.0, budget=30):
-        pass  # sends what is left, if anything is
+        pass  # sends any unsent steps
     assert line_of(client, "lost-answers") == [1, 2, 3]
 
 
 def test_a_late_beginning_is_complete_in_the_end(
     wanted: AdaFocalState, service: Running, client: calibrd.Client
 ) -> None:
-    """It begins without the service, which is there for the last step."""
+    """Training begins without the service, which is available for the last step."""
     is_away = threading.Event()
     is_away.set()
     with faulty_line(service.url) as line:
@@ -197,7 +197,7 @@ def test_the_next_process_sends_what_is_left_and_continues_from_it(
     first, second, third = passes(3)
     with faulty_line(service.url) as line:
         line.before = lambda asked: lose() if is_away.is_set() else None
-        for batch in (first, second):  # two jobs that never reach it
+        for batch in (first, second):  # two jobs that never reach the service
             with AdaFocal(line.url, run="left", budget=BUDGET, rate=3.0) as job:
                 stepped(job, batch)
         assert job.state.step == 2
@@ -211,7 +211,7 @@ def test_the_next_process_sends_what_is_left_and_continues_from_it(
 
 
 @by_the_clock
-def test_a_folder_that_cannot_be_written_is_told_once(
+def test_a_read_only_folder_is_logged_once(
     wanted: AdaFocalState,
     client: calibrd.Client,
     tmp_path: Path,
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
 def test_a_disk_that_hangs_is_not_waited_for(
     wanted: AdaFocalState, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it does not take is sent all the same."""
+    """Steps that cannot be written are sent nevertheless."""
     is_awake = threading.Event()
     monkeypatch.setattr(Outbox, "add", lambda *_: is_awake.wait(60))
     state, watch = trained(client.url, "slow-disk")
@@ -240,7 +240,7 @@ def test_a_disk_that_hangs_is_not_waited_for(
 
 
 @by_the_clock
-def test_a_refusal_in_the_middle_is_told_once_and_kept(
+def test_a_later_refusal_is_logged_once_and_its_steps_are_kept(
     line: FaultyLine,
     client: calibrd.Client,
     caplog: pytest.LogCaptureFixture,
@@ -276,8 +276,8 @@ def test_a_session_that_the_service_has_lost_goes_on_as_another(
     assert len({step.session for step in client.run_history(run)}) == 2
 
 
-def test_who_is_dropped_still_sends(client: calibrd.Client) -> None:
-    """Without close, and no reference left, its threads send and end."""
+def test_a_deleted_observer_still_sends(client: calibrd.Client) -> None:
+    """Without close and without references, its threads finish sending and stop."""
     before = of_calibrd()
     job = AdaFocal(client, run="dropped")
     stepped(job, passes(1)[0])

@@ -1,4 +1,4 @@
-"""A run goes on where it was, whatever of it is still to be sent, lost or damaged."""
+"""A run continues from its position even if steps are unsent, lost or damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step_of(job: AdaFocal | Monitor) -> int:
 def test_a_service_that_is_late_does_not_send_the_run_back(
     kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All is sent, and the service does not answer when the next job begins."""
+    """Everything is sent, but the service does not respond when the next job begins."""
     run, batches = f"late-{kind.kind}", passes(4)
     with kind(line.url, run=run, budget=30) as job:
         stepped(job, *batches[:3])
@@ -47,7 +47,7 @@ def test_a_service_that_is_late_does_not_send_the_run_back(
 def test_a_job_that_still_sends_does_not_send_the_next_back(
     line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is closed, in the same process, before all is sent."""
+    """The job is closed in the same process before everything has been sent."""
 
     def slow(asked: Asked) -> Say | None:
         time.sleep(0.4 if asked.place.endswith("/stats") else 0)
@@ -78,7 +78,7 @@ def test_a_long_queue_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is left takes longer to read and to send than the budget."""
+    """Reading and sending the unsent steps takes longer than the budget."""
     batches = passes(11)
     with away(line), AdaFocal(line.url, run="backlog", budget=0.2) as job:
         stepped(job, *batches[:10])
@@ -102,7 +102,7 @@ def test_a_long_queue_is_not_waited_for(
 def test_what_another_machine_did_since_counts(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path
 ) -> None:
-    """Here something waits that is older than what the service has."""
+    """The unsent steps on this machine are older than those on the service."""
     batches = passes(4)
     with away(line), Monitor(line.url, run="another-folder", budget=0.2) as job:
         stepped(job, batches[0])
@@ -112,10 +112,10 @@ def test_what_another_machine_did_since_counts(
         assert job.steps == 3
 
 
-def test_what_the_service_says_counts_when_all_is_sent(
+def test_the_position_of_the_service_counts_if_everything_is_sent(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
-    """What this machine noted is only for when it cannot be asked."""
+    """The position on this machine is only used if the service cannot be reached."""
     with Monitor(client, run="says", budget=30) as job:
         stepped(job, *passes(2))
     other = calibrd.Client(client.url, api_key=None)
@@ -139,7 +139,7 @@ def test_a_clock_that_is_set_back_changes_no_order(
     assert line_of(client, "set-back") == [1, 2, 3]
 
 
-def test_an_unreadable_pass_is_told_and_holds_up_no_other(
+def test_an_unreadable_pass_is_logged_and_blocks_no_other(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with away(line), AdaFocal(line.url, run="unreadable", budget=0.2) as job:
@@ -205,7 +205,7 @@ def test_a_folder_that_is_deleted_is_made_again(
 def test_where_a_run_was_need_not_be_readable(
     line: FaultyLine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then the run goes on from the step before."""
+    """The run then continues from the step before."""
     first, second = passes(2)
     with away(line):
         with AdaFocal(line.url, run="garbled", budget=0.2) as job:
@@ -237,7 +237,7 @@ def test_a_damaged_outbox_is_put_aside(
 def test_what_follows_steps_that_the_service_has_lost_is_a_new_session(
     kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has taken them, and knows nothing of them, as when an older backup was restored."""
+    """The service accepted them, but an older backup has been restored since."""
     run, batches = f"restored-{kind.kind}", passes(6)
     told = {"session": "any", "status": "decided", "ranks": [0], "late": False, "state": None}
 

@@ -20,7 +20,7 @@ ROWS, CLASSES = 64, 3
 
 
 class Net(nn.Module):
-    """Gives logits, and a loss if it is given labels."""
+    """A model that returns logits, and a loss if it is given labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> Any:
-    import transformers  # here, and not by all who collect tests
+    import transformers  # imported here, so that collecting tests does not load it
 
     torch.manual_seed(0)
     arguments = transformers.TrainingArguments(
@@ -112,7 +112,7 @@ def test_a_monitor_is_a_run_of_metrics(client: calibrd.Client, tmp_path: Path) -
     assert callback.agreement.rows == ROWS
 
 
-def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+def test_a_monitor_creates_a_loss_by_name_and_notifies_it_of_epochs(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
     callback = huggingface.MonitorCallback(
@@ -127,7 +127,7 @@ def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
     )
     made.train()
     assert not torch.allclose(callback.loss.soft, torch.full((CLASSES, CLASSES), 1 / CLASSES))
-    assert not callback.loss.seen.any()  # the evaluation after the last epoch taught it nothing
+    assert not callback.loss.seen.any()  # the evaluation after the last epoch had no effect on it
     assert [one.metrics.rows for one in client.run_history("hf-named")] == [ROWS, ROWS]
 
 
@@ -137,7 +137,7 @@ def test_a_monitor_without_a_loss_computes_none() -> None:
         callback.compute_loss({"logits": torch.zeros(2, CLASSES)}, torch.zeros(2, dtype=torch.long))
 
 
-def test_a_loss_that_was_not_given_to_the_trainer_is_told(tmp_path: Path) -> None:
+def test_a_loss_not_passed_to_the_trainer_is_an_error(tmp_path: Path) -> None:
     made = trainer(tmp_path, 1, huggingface.AdaFocalCallback(None, run="alone"))
     with pytest.raises(DataError, match="no rows were observed") as caught:
         made.train()

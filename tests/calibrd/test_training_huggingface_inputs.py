@@ -1,4 +1,4 @@
-"""Losses that take embeddings or the index of each sample, in a real Trainer with a small BERT."""
+"""Losses that take embeddings or sample indices, in a real Trainer with a small BERT."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROWS, CLASSES, LENGTH = 24, 3, 6
 
 
 def bert(dropout: float = 0.0) -> Any:
-    """A BERT of one small layer, from a configuration."""
-    import transformers  # here, and not by all who collect tests
+    """Return a BERT with one small layer, created from a configuration."""
+    import transformers  # imported here, so that collecting tests does not load it
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -89,7 +89,7 @@ def batch(count: int = ROWS) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_hand(model: Any, loss: Loss, count: int = ROWS) -> torch.Tensor:
-    """The loss on the first samples, with the pooled output as embeddings (n, d)."""
+    """Return the loss on the first samples, with the pooled output as embeddings (n, d)."""
     words, labels = batch(count)
     output = model(words)
     pooled = model.bert(words).pooler_output
@@ -192,7 +192,7 @@ def test_a_copy_of_a_watched_model_works_alone(tmp_path: Path) -> None:
         torch.testing.assert_close(copy.deepcopy(model)(words).logits, model(words).logits)
     made.train()
     plain = huggingface.MonitorCallback(None, run="alone", loss="cross_entropy")
-    found = trainer(tmp_path, model, plain).evaluate()  # the column index is of no use to it
+    found = trainer(tmp_path, model, plain).evaluate()  # it does not use the column index
     assert found["eval_loss"] == pytest.approx(found["eval_nll"], rel=1e-5)
 
 
@@ -213,9 +213,9 @@ def test_a_model_made_for_training_is_watched(tmp_path: Path) -> None:
     made.train()  # another model
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_inputs_are_named(tmp_path: Path) -> None:
     named = {"loss": "correctness_ranking", "samples": ROWS}
-    with pytest.raises(ValueError, match="refcal takes embeddings: pass head="):
+    with pytest.raises(ValueError, match=r"refcal takes embeddings.*as head="):
         huggingface.MonitorCallback(None, run="alone", loss="refcal")
     with pytest.raises(ValueError, match="only for a loss that takes embeddings, not seca"):
         huggingface.MonitorCallback(None, run="alone", loss="seca", head="classifier")

@@ -1,4 +1,4 @@
-"""What jobs leave on disk: found by the next process, sent in its place, and never lost."""
+"""Unsent steps on disk: the next process finds and sends them, and none are lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def monitored(session: str, begun: float = 0.0) -> SessionPlan:
 
 
 def leave(path: Path, plan: SessionPlan, *numbers: int) -> Outbox:
-    """Write these passes of a session; return the outbox, whose process lives."""
+    """Write passes of a session; return the outbox of the process, which is alive."""
     made = Outbox(path)
     made.plan(plan.session, plan)
     made.add(plan.session, *(Pass(one, BinStatistics.empty().to_bytes()) for one in numbers))
@@ -64,7 +64,7 @@ def test_what_the_dead_left_is_taken_over_the_oldest_first(tmp_path: Path) -> No
 
 
 def test_one_of_many_takes_over_what_was_left(tmp_path: Path) -> None:
-    """They look at the same time; who comes while another lives gets nothing."""
+    """All processes look at once; while the one that succeeds lives, others get nothing."""
     path = tmp_path / "run" / DATABASE
     for number in range(5):
         leave(path, monitored(f"{number}"), 1).shutdown().result()
@@ -89,7 +89,7 @@ def test_many_can_write_at_once(tmp_path: Path) -> None:
 def test_an_outbox_does_not_grow_without_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on, and what does not fit is in memory alone."""
+    """Training continues; passes that do not fit are only kept in memory."""
     bounds = [one for one in outbox.OPENING if "max_page_count" not in one]
     monkeypatch.setattr(outbox, "OPENING", ("PRAGMA max_page_count = 16", *bounds))
     with nobody() as url, Monitor(url, run="full", budget=0.3, folder=tmp_path) as job:
@@ -103,7 +103,7 @@ def test_an_outbox_does_not_grow_without_bounds(
 def test_few_passes_wait_in_memory(
     line: FaultyLine, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are read from the outbox when the service is back."""
+    """The others are read from the outbox when the service is available again."""
     monkeypatch.setattr(sender, "MAX_IN_MEMORY", 2)
     with away(line):
         job = AdaFocal(line.url, run="in-memory", budget=0.2)
@@ -114,7 +114,7 @@ def test_few_passes_wait_in_memory(
 
 
 def test_what_is_sent_leaves_where_the_run_was(tmp_path: Path) -> None:
-    """And nothing else: not even the room on disk."""
+    """Nothing else is left, and the disk space is released."""
     path = tmp_path / "run" / DATABASE
     made = Outbox(path)
     plan = monitored("long", begun=3.0)
@@ -132,7 +132,7 @@ def test_what_is_sent_leaves_where_the_run_was(tmp_path: Path) -> None:
 def test_what_is_sent_late_does_not_wind_the_run_back(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path
 ) -> None:
-    """A job that was not heard of, another on another machine, and a third where the first was."""
+    """An offline job, a second job on another machine, and a third on the first machine."""
     early, *batches, last = passes(5)
     options = {"run": "wound-back", "rate": 3.0}
     with (
@@ -154,7 +154,7 @@ def test_what_is_sent_late_does_not_wind_the_run_back(
 def test_a_slow_clock_does_not_make_a_job_an_old_one(
     client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that goes on from another's steps, on a machine whose clock is an hour behind."""
+    """A job continues from another's steps on a machine whose clock is an hour behind."""
     first, second = passes(2)
     with Monitor(client, run="slow-clock", budget=30) as job:
         stepped(job, first)
@@ -176,7 +176,7 @@ def test_what_follows_a_lost_step_is_decided(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A pass is not on disk; or the service, restored from a backup, lacks what it was sent."""
+    """A pass is missing on disk, or the service has lost it because a backup was restored."""
     run, given = f"lost-{lost}-{kind.kind}", passes(4)
     sent = 0 if lost == "pass" else 2
 
@@ -227,7 +227,7 @@ def test_the_session_before_a_checkpoint_is_put_away(
         wait_until(lambda: in_outbox(tmp_path, "SELECT count(*) FROM sessions") == [(1,)])
 
 
-def test_what_waits_for_another_key_is_told(
+def test_unsent_steps_of_another_key_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for key in ("one", "one", "two"):
@@ -253,7 +253,7 @@ time.sleep(0 if ending == "end" else 60)
 
 
 def end_of_job(url: str, rows: int, ending: str) -> str:
-    """What a job says that does a step, and then ends, or is sent a signal."""
+    """Return the output of a job that does a step and then exits or receives a signal."""
     process = subprocess.Popen(
         [sys.executable, "-c", JOB, url, str(rows), ending],
         cwd=ROOT,
@@ -273,7 +273,7 @@ def end_of_job(url: str, rows: int, ending: str) -> str:
 def test_a_killed_job_leaves_its_steps_to_the_next(
     service: Running, client: calibrd.Client, tmp_path: Path
 ) -> None:
-    """kill -9 while a step is on disk alone; after Ctrl-C and a plain end nothing is left."""
+    """SIGKILL while a step is only on disk; after Ctrl-C or a normal exit nothing is left."""
     with faulty_line(service.url) as line:
         line.before = lambda asked: lose() if asked.place.endswith("/stats") else None
         assert end_of_job(line.url, 1, "SIGKILL") == "1"

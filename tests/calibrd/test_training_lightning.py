@@ -21,7 +21,7 @@ from calibrd.training import lightning as callbacks
 from calibrd.training import make_loss
 from calibrd.training.monitor import agreement_of
 
-pytestmark = [  # of lightning's own
+pytestmark = [  # lightning's own warning
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
@@ -30,19 +30,19 @@ pytestmark = [  # of lightning's own
 
 @pytest.fixture(scope="module")
 def both() -> dict[str, Any]:
-    """The package under its two names; loaded here, and not by all who collect tests."""
+    """Return the package under both of its names; imported only by the tests that need it."""
     return {name: importlib.import_module(name) for name in callbacks.NAMES}
 
 
 @pytest.fixture
 def pl(both: dict[str, Any]) -> Any:
-    """The package under its new name."""
+    """Return the package under its new name."""
     return both["lightning.pytorch"]
 
 
 @functools.cache
 def net_of(pl: Any) -> Any:
-    """A module of the package."""
+    """Return a module class of the package."""
 
     class Net(pl.LightningModule):
         def __init__(self, loss: Any, *, as_dict: bool = True) -> None:
@@ -125,7 +125,7 @@ def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
         assert all(one.verified in (True, None) for one in history)
 
 
-def test_a_monitor_gives_a_loss_by_name_and_tells_it_of_epochs(
+def test_a_monitor_creates_a_loss_by_name_and_notifies_it_of_epochs(
     pl: Any, client: calibrd.Client, tmp_path: Path
 ) -> None:
     watching = callbacks.MonitorCallback(
@@ -160,7 +160,9 @@ def test_which_losses_are_steered() -> None:
         == "calfocal"
     )
     for other in ("seca", make_loss("seca")):
-        with pytest.raises(ValueError, match="adafocal or calfocal to be steered, got seca"):
+        with pytest.raises(
+            ValueError, match="adafocal or calfocal, which adapt to calibration, got seca"
+        ):
             callbacks.AdaFocalCallback(None, run="loss-by-name", loss=other)
 
 
@@ -174,10 +176,10 @@ def test_validation_alone_is_no_step(pl: Any, tmp_path: Path) -> None:
 
 
 def nothing(batch: Any, batch_idx: int) -> None:
-    """A validation step that keeps its results to itself."""
+    """Return no result from a validation step."""
 
 
-def test_what_validation_must_return_is_told(pl: Any, tmp_path: Path) -> None:
+def test_invalid_validation_results_are_refused(pl: Any, tmp_path: Path) -> None:
     steered = callbacks.AdaFocalCallback(None, run="alone")
     module = net_of(pl)(steered.loss)
     module.validation_step = nothing
@@ -198,10 +200,10 @@ def test_it_takes_the_classes_of_the_package_in_use(
     both: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert callbacks.bases() == tuple(one.Callback for one in both.values())
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")  # as if it were not loaded
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")  # simulates a package that is not loaded
     assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
     monkeypatch.delitem(sys.modules, "pytorch_lightning")
-    monkeypatch.setitem(sys.modules, "lightning", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "lightning", None)  # simulates a missing package
     assert callbacks.bases() == (both["pytorch_lightning"].Callback,)
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     with pytest.raises(ModuleNotFoundError, match="needs lightning or pytorch_lightning"):

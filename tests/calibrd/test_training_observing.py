@@ -1,4 +1,4 @@
-"""What is observed of a validation pass: the same on tensors and arrays, in any shape."""
+"""Statistics of a validation pass are equal for tensors and arrays of any shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrd.training.observer import RunningStatistics, reduce_rows, statistics
 
 
 def check_near(found: BinStatistics, wanted: BinStatistics) -> None:
-    """The same but for the rounding of float32."""
+    """Check that two results are equal up to float32 rounding."""
     assert found.rows == wanted.rows
     for name in ("accuracy", "confidence", "ece", "ada_ece", "nll"):
         assert getattr(found.summary(), name) == pytest.approx(
@@ -103,7 +103,7 @@ def test_a_tally_is_the_sum_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> N
         (np.zeros((4, 3, 2)), np.zeros((4, 3), dtype=int), "bad_shape"),
     ],
 )
-def test_what_cannot_be_observed_is_told(logits: object, labels: object, code: str) -> None:
+def test_invalid_rows_are_refused(logits: object, labels: object, code: str) -> None:
     with pytest.raises(DataError) as caught:
         statistics_of(logits, labels)
     assert caught.value.code == code

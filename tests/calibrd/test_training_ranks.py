@@ -1,4 +1,4 @@
-"""Two ranks of torch.distributed, and a service that is killed in the middle of their training."""
+"""Two ranks of torch.distributed train while their service is killed."""
 
 from __future__ import annotations
 

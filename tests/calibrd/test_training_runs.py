@@ -1,4 +1,4 @@
-"""AdaFocal and Monitor against the real service: what it records, how a run goes on."""
+"""AdaFocal and Monitor against the real service: recorded runs, and continuing a run."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_refusals_are_raised_when_it_begins(client: calibrd.Client, tmp_path: Pa
     assert list((tmp_path / "state").rglob("*.*")) == []
 
 
-def test_a_wrong_key_is_told_at_once(line: FaultyLine) -> None:
+def test_a_wrong_key_is_raised_at_once(line: FaultyLine) -> None:
     told = b'{"code": "invalid_api_key", "detail": "this key is not known"}'
     line.before = lambda asked: Say(401, {}, told)
     for fresh in (True, False):
@@ -128,7 +128,7 @@ def test_a_wrong_key_is_told_at_once(line: FaultyLine) -> None:
 
 
 def test_ranks_that_only_the_service_knows(service: Running, client: calibrd.Client) -> None:
-    """Each sees a part, and all have the state of the whole."""
+    """Each rank observes a part, and all get the state for the whole set."""
     given = passes(6)
     states: dict[int, list[object]] = {}
 
@@ -200,7 +200,7 @@ def test_a_wait_that_breaks_off_is_taken_up_again(service: Running, line: Faulty
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_what_is_no_calibrd_service_is_told_when_it_begins(line: FaultyLine, fresh: bool) -> None:
+def test_a_foreign_service_is_an_error_at_the_start(line: FaultyLine, fresh: bool) -> None:
     line.before = lambda asked: Say(404, {}, b"<html>")
     with pytest.raises(NotCalibrd, match="is not a calibrd service"):
         Monitor(line.url, run="elsewhere", fresh=fresh, budget=30)

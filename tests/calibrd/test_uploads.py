@@ -1,4 +1,4 @@
-"""Datasets on their way: once, in parts, going on where they broke off, and as they were given."""
+"""Uploads: deduplicated, in parts, resumed after interruptions, and stored as given."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ SMALL = 2048
 
 @pytest.fixture
 def over(line: FaultyLine) -> Iterator[calibrd.Client]:
-    """A client of the shared service that uploads in small parts, over the line."""
+    """Return a client that uploads in small parts over the faulty connection."""
     with calibrd.Client(line.url, part_bytes=SMALL) as made:
         yield made
 
 
 @pytest.fixture
 def data(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Data that no other test has sent."""
+    """Return data that no other test has sent."""
     seed = sum(request.node.name.encode())
     return sample(seed=seed)
 
 
 def stored(service: Running, dataset: calibrd.Dataset) -> dict[str, np.ndarray]:
-    """The arrays as they lie in the service's folder."""
+    """Return the arrays as stored in the service's folder."""
     (path,) = (
         path
         for path in service.data_dir.rglob(f"*{dataset.sha256}*")
@@ -70,7 +70,7 @@ def test_equal_data_is_sent_once(service: Running, line: FaultyLine, data) -> No
     assert len(line.asked) == 1
 
 
-def test_a_dataset_that_would_go_soon_is_asked_to_stay(client: calibrd.Client, data) -> None:
+def test_a_dataset_that_expires_soon_is_renewed(client: calibrd.Client, data) -> None:
     made = client.upload(*data, delete_after_fit=True, days=0.5, progress=False)
     assert made.delete_after_fit
     assert made.expires_at is not None
@@ -197,7 +197,7 @@ def test_parts_that_were_lost_are_sent_again(
     assert line.count("PUT") == -(-(made.bytes or 0) // SMALL) + 2
 
 
-def test_two_who_send_the_same_end_with_one_dataset(line: FaultyLine, data) -> None:
+def test_concurrent_equal_uploads_create_one_dataset(line: FaultyLine, data) -> None:
     def send(found: list[str]) -> None:
         with calibrd.Client(line.url, part_bytes=SMALL) as one:
             found.append(one.upload(*data, progress=False).id)

@@ -1,4 +1,4 @@
-"""Where the service is: addresses, prefixes, keys, and servers that are something else."""
+"""URLs, prefixes and keys of the service, and servers that are something else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_server(line: FaultyLine, said: Say, words: str) -> None:
             client.get_fit("fit_1")
 
 
-def test_a_server_without_tls_is_not_asked_again(service: Running) -> None:
+def test_a_server_without_tls_is_not_retried(service: Running) -> None:
     secure = service.url.replace("http://", "https://")
     with (
         calibrd.Client(secure, retry_seconds=60) as client,

@@ -1,4 +1,4 @@
-"""What `pip install calibrd` brings: a fresh environment with the wheel and nothing else."""
+"""`pip install calibrd` in a new environment, with the wheel and nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a virtual environment that holds the wheel and what it asks for."""
+    """Return the interpreter of a virtual environment with the wheel and its dependencies."""
     return installed(tmp_path_factory.mktemp("fresh"), wheel)
 
 
@@ -130,7 +130,7 @@ def test_the_first_snippet_of_the_readme_runs(
     assert "Traceback" not in failed.stderr
 
 
-def test_without_the_server_its_commands_say_what_to_install(python: Path, tmp_path: Path) -> None:
+def test_without_the_server_the_hints_name_the_package(python: Path, tmp_path: Path) -> None:
     failed = subprocess.run(
         [python.with_name("calibrd"), "serve", "--port", "0"],
         capture_output=True,

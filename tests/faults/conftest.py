@@ -1,6 +1,6 @@
-"""Faults on purpose: real processes on a real PostgreSQL and S3, killed, paused and starved.
+"""Injected faults: real processes on a real PostgreSQL and S3 are killed, paused and starved.
 
-``make test-faults`` makes every fault as often as the table in its answer says.
+``make test-faults`` injects each fault as often as its table of results says.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from helpers.backends import Backend, Embedded
 from helpers.sites import Site
 
 FAULT = "fault"
-# they take minutes; tests of worker processes and of a killed service do a little of it
+# they take minutes; tests of worker processes and of a killed service cover part of this
 collect_ignore_glob = [] if os.environ.get("CALIBRD_TEST_FAULTS") else ["test_*.py"]
 
 
 @pytest.fixture(scope="module")
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """PostgreSQL with S3, or what the test's parameter names."""
+    """Return PostgreSQL with S3, or the backend named by the test's parameter."""
     if getattr(request, "param", "fleet") == "embedded":
         return Embedded()
     found: Backend = request.getfixturevalue("shared_fleet")
@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="module")
 def site(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A service for all tests of a file; each sees to the processes that it needs."""
+    """Yield a service for all tests of a file; each test starts the processes it needs."""
     folder = tmp_path_factory.mktemp("site")
     with Site(backend.settings(folder), folder) as made:
         yield made
@@ -38,14 +38,14 @@ def site(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def own_site(backend: Backend, tmp_path: Path) -> Iterator[Site]:
-    """A service for one test."""
+    """Yield a service for one test."""
     with Site(backend.settings(tmp_path), tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Note a fault that held: its name, how often it was made, and figures, for the table."""
+    """Record a survived fault for the table: its name, how often it was injected, and figures."""
 
     def noted(fault: str, times: int, **figures: float | str) -> None:
         said = ", ".join(f"{name.replace('_', ' ')} {_text(one)}" for name, one in figures.items())
@@ -59,7 +59,7 @@ def _text(figure: float | str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of faults."""
+    """Print the table of faults."""
     rows, failed = [], []
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):

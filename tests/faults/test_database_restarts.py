@@ -1,4 +1,4 @@
-"""PostgreSQL that crashes and comes back under load: nothing acknowledged is lost."""
+"""PostgreSQL crashes and recovers under load: no acknowledged write is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAIN_SECONDS = 120.0
 
 @pytest.fixture
 def durable_fleet() -> Iterator[Fleet]:
-    """A PostgreSQL of its own that keeps what it has committed, crash or not."""
+    """Yield a separate PostgreSQL that keeps committed data after a crash."""
     with fleet("fsync=on", "synchronous_commit=on", "full_page_writes=on") as started:
         yield started
 
@@ -63,7 +63,7 @@ def test_a_database_that_crashes_loses_nothing_acknowledged(
 
 
 def check_kept(site: Site, client: httpx.Client, told: Told) -> None:
-    """Everything that was answered 2xx is there, as it was told."""
+    """Check that everything acknowledged with a 2xx response is present and unchanged."""
     moves = {one["revision"]: one["to_version"] for one in every(client, f"{ALIAS}/history")}
     assert sorted(moves) == list(range(1, len(moves) + 1))
     assert told.moves.items() <= moves.items()
@@ -79,7 +79,7 @@ def check_kept(site: Site, client: httpx.Client, told: Told) -> None:
 
 
 def check_fits(client: httpx.Client, told: Told) -> None:
-    """The queue drains; every order is one fit, and every fit one version."""
+    """Check that the queue drains and that every request created one fit with one version."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:
         fits = every(client, "/v1/fits", calibrator="fitted")

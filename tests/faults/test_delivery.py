@@ -1,4 +1,4 @@
-"""Workers may be woken many times, late, or for nothing: a fit is done once all the same."""
+"""Workers may be woken repeatedly, late, or for nothing: every fit still runs exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOGETHER = 5
 
 
 def wake_all(site: Site, times: int = COPIES) -> None:
-    """Let all workers look for fits, as often as somebody writes."""
+    """Make all workers look for fits, as any notification does."""
     for _ in range(times):
         with site.place.database.write() as store:
             store.chores.claim("nothing", 0.0)
@@ -26,7 +26,7 @@ def wake_all(site: Site, times: int = COPIES) -> None:
 
 
 def check_once(site: Site, fit: Fit) -> Fit:
-    """The fit, which was started once and has made one version."""
+    """Check that the fit was started once and created one version; return it."""
     done = site.place.wait(fit)
     assert (done.status, done.attempt) == (FitStatus.SUCCEEDED, 1), done
     assert len(done.versions) == 1
@@ -45,7 +45,7 @@ def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
     count = 10
     site.staff(CREW)
     for _ in range(count):
-        all_is_done(site)  # so that the workers are idle and try to take it at once
+        all_is_done(site)  # so that idle workers try to claim it at the same time
         fit = site.place.start_fit(site.place.dataset(), QUICK)
         wake_all(site)
         check_once(site, fit)
@@ -64,7 +64,7 @@ def test_fits_handed_back_and_announced_late_are_done_once(
     for _ in range(count):
         fits = [site.place.start_fit(site.place.dataset(), QUICK) for _ in range(TOGETHER)]
         dice.shuffle(fits)
-        for fit in fits:  # an order to be done again, of an attempt that nobody has made
+        for fit in fits:  # a message to repeat an attempt that never took place
             with site.place.database.write() as store:
                 assert not store.fits.hand_back(fit.id, 7)
         done = [check_once(site, fit) for fit in fits]

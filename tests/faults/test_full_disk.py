@@ -1,4 +1,4 @@
-"""A disk that is full: writes are refused with 507, reads go on, and nothing is damaged."""
+"""A full disk: writes are refused with 507, reads continue, and nothing is damaged."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 
 class SmallDisk:
-    """A file system of its own, filled to the last block."""
+    """A separate file system that is filled to the last block."""
 
     name = "a small tmpfs"
-    is_seen = True  # by who asks how much room there is
+    is_seen = True  # set by the check of free space
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class SmallDisk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "calibrd-tests", folder], check=True)
 
     def fill(self, _service: Running) -> None:
-        """Take the room that is left."""
+        """Fill the remaining space."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (CHUNK, 4096, 1):
                 try:
@@ -50,20 +50,20 @@ class SmallDisk:
                     continue
 
     def free(self, _service: Running) -> None:
-        """Give the room back."""
+        """Free the space again."""
         self._filler.unlink()
 
     def wait_for_the_end_of_a_fit(self, service: Running) -> None:
-        """Until its worker says that it cannot be written."""
+        """Wait until the worker reports that the result cannot be written."""
         wait_until(lambda: RETRIES.search(service.log.read_text()), seconds=60)
 
     def end(self) -> None:
-        """Leave nothing mounted."""
+        """Unmount the disk."""
         subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
 class FileLimit:
-    """No process of the service may write to a file."""
+    """A limit that prevents every process of the service from writing to files."""
 
     name = "a file-size limit"
     is_seen = False
@@ -72,19 +72,19 @@ class FileLimit:
         self.folder = folder
 
     def fill(self, service: Running) -> None:
-        """Forbid it."""
+        """Forbid writing."""
         self._limit(service, 0)
 
     def free(self, service: Running) -> None:
-        """Allow it again."""
+        """Allow writing again."""
         self._limit(service, resource.RLIM_INFINITY)
 
     def wait_for_the_end_of_a_fit(self, _service: Running) -> None:
-        """For as long as it takes: the log too cannot be written."""
+        """Wait for a fixed time, because the log cannot be written either."""
         time.sleep(FIT_SECONDS)
 
     def end(self) -> None:
-        """Nothing is left of it."""
+        """Do nothing: there is nothing to clean up."""
 
     def _limit(self, service: Running, size: int) -> None:
         parent = psutil.Process(service.process.pid)
@@ -93,7 +93,7 @@ class FileLimit:
 
 
 def ways() -> list[type[SmallDisk | FileLimit]]:
-    """A small disk and the limit; only root may mount one."""
+    """Return a small disk and the file limit; only root may mount a disk."""
     return [SmallDisk, FileLimit] if os.geteuid() == 0 else [FileLimit]
 
 
@@ -136,7 +136,7 @@ def not_ready(client: httpx.Client) -> dict[str, Any] | None:
 
 
 def prepare(client: httpx.Client) -> str:
-    """A dataset, two versions, and an alias that is served from memory."""
+    """Create a dataset, two versions, and an alias that is served from memory."""
     made = client.post("/v1/datasets", content=npz(*sample(2000)), headers=NPZ)
     assert made.status_code == 201, made.text
     for temperature in (2.0, 3.0):
@@ -159,7 +159,7 @@ def predict(client: httpx.Client) -> httpx.Response:
 
 
 def order(client: httpx.Client, dataset: str, steps: int) -> str:
-    """A fit that runs."""
+    """Start a fit and wait until it is running."""
     asked = {"dataset": dataset, "method": "smart", "params": {"steps": steps}}
     made = client.post("/v1/calibrators/fitted/fits", json=asked)
     assert made.status_code == 202, made.text
@@ -169,7 +169,7 @@ def order(client: httpx.Client, dataset: str, steps: int) -> str:
 
 
 def refused(client: httpx.Client, dataset: str, fill: Callable[[], None]) -> list[httpx.Response]:
-    """Every kind of write, each of which must be refused for want of room."""
+    """Check that every kind of write is refused for lack of space."""
     big = npz(*sample(4000, seed=9))
     plain = {"dataset": dataset, "method": "temperature"}
     fits = "/v1/calibrators/fitted/fits"
@@ -183,7 +183,7 @@ def refused(client: httpx.Client, dataset: str, fill: Callable[[], None]) -> lis
     ]
     answers = []
     for call in calls * 2:
-        fill()  # also what a refused write gave back
+        fill()  # also after refused writes have released their space
         said = call()
         assert (said.status_code, said.json()["code"]) == (507, "no_space"), (
             said.request.url,
@@ -194,7 +194,7 @@ def refused(client: httpx.Client, dataset: str, fill: Callable[[], None]) -> lis
 
 
 def check_served(client: httpx.Client) -> None:
-    """Reads and predict go on."""
+    """Check that reads and predict calls continue."""
     for path in (ALIAS, f"{ALIAS}/history", "/v1/datasets", "/v1/fits", f"{CALIBRATOR}/versions/2"):
         assert client.get(path).status_code == 200, path
     assert client.get(ALIAS).json()["version"] == 1
@@ -205,7 +205,7 @@ def check_served(client: httpx.Client) -> None:
 
 
 def finished(client: httpx.Client, id: str) -> dict[str, Any]:
-    """The fit that ran when the disk became full, which has one end."""
+    """Return the fit that was running when the disk became full, after it has ended."""
     wait_until(lambda: client.get(f"/v1/fits/{id}").json()["status"] in FINAL, seconds=90)
     fit: dict[str, Any] = client.get(f"/v1/fits/{id}").json()
     if fit["status"] == "succeeded":
@@ -218,7 +218,7 @@ def finished(client: httpx.Client, id: str) -> dict[str, Any]:
 
 
 def check_works_again(client: httpx.Client, dataset: str) -> None:
-    """All that was refused is done now."""
+    """Check that everything that was refused now succeeds."""
     body = npz(*sample(4000, seed=9))
     assert client.post("/v1/datasets", content=body, headers=NPZ).status_code == 201
     assert client.put(ALIAS, json=move_to(2)).status_code == 200
@@ -232,7 +232,7 @@ def check_works_again(client: httpx.Client, dataset: str) -> None:
 
 
 def check_versions(client: httpx.Client) -> None:
-    """The map of every version can be read, and is the one that was written."""
+    """Check that the map of every version can be read and is the one that was written."""
     for name in ("loaded", "fitted"):
         for one in every(client, f"/v1/calibrators/{name}/versions"):
             said = client.get(f"/v1/calibrators/{name}/versions/{one['number']}/map")

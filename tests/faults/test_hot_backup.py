@@ -1,4 +1,4 @@
-"""A backup of a service under load, restored elsewhere: nothing acknowledged before it is lost."""
+"""A backup of a service under load, restored elsewhere, has all data acknowledged before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOAD_SECONDS = 1.0
 
 
 def fit(client: httpx.Client, seed: int, wait: int = 0, **query: Any) -> dict[str, Any]:
-    """A fit on new data sent with it."""
+    """Start a fit on new data sent in the same call."""
     answer = client.post(
         f"{URL}/fits",
         params={"method": "temperature"} | query,
@@ -46,7 +46,7 @@ def promote(client: httpx.Client, version: int) -> None:
 
 
 def upload_and_delete(client: httpx.Client, seed: int) -> None:
-    """A dataset that comes and goes, and an upload in parts that is committed."""
+    """Upload and delete a dataset, and commit an upload in parts."""
     body = npz(*sample(300, seed=seed))
     gone = client.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     upload = client.post("/v1/datasets?upload=parts").json()["id"]
@@ -58,7 +58,7 @@ def upload_and_delete(client: httpx.Client, seed: int) -> None:
 
 @contextmanager
 def load(*tasks: Callable[[int], object]) -> Iterator[list[int]]:
-    """Each task again and again on a thread of its own; how often each was done."""
+    """Repeat each task on its own thread until the block ends; count the repetitions."""
     ended, done, failures = threading.Event(), [0] * len(tasks), []
 
     def repeat(place: int, task: Callable[[int], object]) -> None:
@@ -90,7 +90,7 @@ def predictions(client: httpx.Client, numbers: list[int]) -> dict[int, bytes]:
 
 
 def command(*arguments: object) -> None:
-    """A command in this process, which is none of the service's."""
+    """Run a command in this process, which is not a process of the service."""
     assert run([*map(str, arguments)]) == 0
 
 
@@ -114,7 +114,7 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
             history = every(client, f"{URL}/aliases/production/history")
             fits = every(client, "/v1/fits")
             before, end = done.copy(), time.monotonic() + 60
-            # one takes a moment only: again until all kinds of load were there meanwhile
+            # a backup is quick: repeat it until all kinds of load have run during one
             while any(after == earlier for after, earlier in zip(done, before, strict=True)):
                 command("backup", backup, "--force", "--data-dir", tmp_path / "old")
                 assert time.monotonic() < end, (before, done)
@@ -132,7 +132,7 @@ def test_a_hot_backup_loses_nothing_that_was_acknowledged(tmp_path: Path) -> Non
         assert alias["version"] == moves[0]["to_version"]
         known = {one["id"]: one for one in every(client, "/v1/fits")}
         assert {one["id"] for one in fits} <= known.keys()
-        # what a worker that is not here was at is taken over, and what waited goes on
+        # fits of missing workers are taken over, and queued fits continue
         wait_until(lambda: state(client, endless) == ("running", 2), 60)
         assert client.delete(f"/v1/fits/{endless}").is_success
         wait_until(lambda: all(one["status"] in FINAL for one in every(client, "/v1/fits")))

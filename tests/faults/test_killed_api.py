@@ -1,4 +1,4 @@
-"""API processes that are killed while they answer: what was acknowledged is there, once."""
+"""API processes killed during requests: everything acknowledged is stored, exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWERED = 60.0
 
 @dataclass
 class Sent:
-    """A request to a service that may die meanwhile, and its answer if there was one."""
+    """A request to a service that may die, and its response if there was one."""
 
     content: bytes
     path: str
@@ -98,7 +98,7 @@ def test_a_killed_api_loses_nothing_it_acknowledged(
 
 
 def leave_an_upload_behind(site: Site, api: Running) -> Running:
-    """Kill an API in the middle of a body; the one that starts after it has cleaned up."""
+    """Kill an API process while it receives a body; check that its successor cleans up."""
     slow = upload(800)
     slow.pause = 0.2
     kill_during(api, slow, after=0.8)
@@ -111,7 +111,7 @@ def leave_an_upload_behind(site: Site, api: Running) -> Running:
 
 
 def kill_during(api: Running, sent: Sent, after: float) -> None:
-    """Kill it so many seconds into a request, or at once when it has answered."""
+    """Kill the process some seconds into a request, or immediately after its response."""
     thread = threading.Thread(target=sent.send, args=(api,))
     thread.start()
     thread.join(after)
@@ -122,7 +122,7 @@ def kill_during(api: Running, sent: Sent, after: float) -> None:
 
 
 def check(site: Site, sent: Sent, restarted: Running, other: Running) -> None:
-    """What was acknowledged is there; sending it again gives the same thing, and only one."""
+    """Check that acknowledged data is stored, and that repeating the request changes nothing."""
     is_order = "Idempotency-Key" in sent.headers
     with restarted.client() as client:
         if sent.answer is not None:

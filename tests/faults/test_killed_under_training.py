@@ -1,4 +1,4 @@
-"""The service is killed under ranks that train: no gamma changes, no call waits too long."""
+"""The service is killed while ranks train: no gamma changes and no call exceeds its budget."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ def test_a_killed_workers_fit_runs_again_and_is_written_once(
 
 
 def order_elsewhere(site: Site) -> Fit:
-    """Order a fit in a workspace of its own, which has lost no worker yet."""
+    """Start a fit in a new workspace, which has not lost a worker yet."""
     site.place.enter_new_workspace()
     return site.place.start_fit(site.place.dataset(), SOME_SECONDS)
 
 
 def kill_its_worker(site: Site, fit: Fit) -> float:
-    """Seconds from the kill until the fit runs again."""
+    """Kill the worker of a fit; return the seconds until the fit runs again."""
     victim = site.under_way(fit)
     killed_at = time.monotonic()
     site.dismiss(victim)
@@ -90,9 +90,9 @@ def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[.
 
 @contextmanager
 def row_held(site: Site, fit: Fit) -> Iterator[None]:
-    """Hold the fit's row, as a worker does that is paused in the middle of a transaction.
+    """Lock the fit's row, like a worker that is paused in the middle of a transaction.
 
-    PostgreSQL ends such a transaction; with SQLite, which has one lock, all would have to wait.
+    PostgreSQL ends such a transaction. SQLite has a single lock, so all others would have to wait.
     """
     lost = (DBAPIError, Unavailable)
     with pytest.raises(lost), site.place.database.write() as store:  # noqa: PT012
@@ -101,7 +101,7 @@ def row_held(site: Site, fit: Fit) -> Iterator[None]:
 
 
 def give_it_work(site: Site, worker: Worker) -> None:
-    """Order fits until this worker has run one; it runs one at a time, so its old one has ended."""
+    """Start fits until this worker has run one; its previous fit has then ended."""
     data = site.place.dataset()
     for _ in range(50):
         done = site.place.wait(site.place.start_fit(data, QUICK))

@@ -1,4 +1,4 @@
-"""Many who promote one alias at once: a history that one after the other could have made."""
+"""Concurrent promotions of one alias produce a history that is possible sequentially."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PER_NEW_ALIAS = 4
 
 @dataclass(frozen=True)
 class Seen:
-    """An answer: which revision it told, when, and what had been asked."""
+    """A response: the revision it contains, when it arrived, and what was requested."""
 
     began: float
     ended: float
@@ -38,7 +38,7 @@ class Seen:
 
 
 class Race:
-    """The operations of all racers, shared out one by one."""
+    """The operations of all clients, assigned one at a time."""
 
     def __init__(self, replicas: list[Running], operations: int) -> None:
         self._replicas = replicas
@@ -48,7 +48,7 @@ class Race:
         self.created: dict[str, list[int]] = {}
 
     def racer(self, number: int) -> None:
-        """Read, then try to move what was read, until all operations are done."""
+        """Read the alias and try to move it, until all operations are done."""
         dice = random.Random(number)  # noqa: S311
         with self._replicas[0].client() as one, self._replicas[-1].client() as other:
             while (operation := self._next()) is not None:
@@ -130,7 +130,7 @@ def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[...,
 
 
 def check_history(seen: list[Seen], history: list[dict]) -> int:
-    """Every winner has one entry, follows the revision it named, and went where it said."""
+    """Check that every success has one entry, with the expected revision and the right target."""
     assert [one["revision"] for one in history] == list(range(1, len(history) + 1))
     for before, after in itertools.pairwise(history):
         assert after["from_version"] == before["to_version"]
@@ -153,7 +153,7 @@ def check_history(seen: list[Seen], history: list[dict]) -> int:
 
 
 def stacks(history: list[dict]) -> list[list[int]]:
-    """After each revision: the versions that a rollback can go back through, and the present."""
+    """Return, for each revision, the current version and those that rollbacks can reach."""
     found: list[list[int]] = []
     stack: list[int] = []
     for one in history:
@@ -163,7 +163,7 @@ def stacks(history: list[dict]) -> list[list[int]]:
 
 
 def check_times(seen: list[Seen]) -> None:
-    """What begins after something was seen sees it as well."""
+    """Check that an operation that starts after a revision was read does not an older one."""
     told = [one for one in seen if one.status == 200]
     ended = sorted(told, key=lambda one: one.ended)
     newest, ahead = 0, iter(ended)

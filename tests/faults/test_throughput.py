@@ -1,4 +1,4 @@
-"""Two API replicas, three workers and eight clients: every fit is one version."""
+"""Two API replicas, three workers and eight clients: every fit creates one version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FITS = 500
 CLIENTS = 8
 WORKERS = 3
 WAIT = {"Prefer": "wait=60"}
-STATISTICS_SECONDS = 4.0  # after which PostgreSQL has told what its sessions did
+STATISTICS_SECONDS = 4.0  # delay after which PostgreSQL's statistics are complete
 SIZES = """
 SELECT sum(pg_column_size(v.*)), (SELECT sum(pg_column_size(r.*)) FROM reports r), count(*)
 FROM versions v
@@ -63,7 +63,7 @@ def test_every_fit_of_many_clients_is_one_version(
 
 
 def order(replica: Running, numbers: range) -> list[str]:
-    """Fit on data of its own, one after the other; the ids of the fits."""
+    """Fit on new data, one fit after the other; return the ids of the fits."""
     ids = []
     with replica.client() as client:
         for number in numbers:
@@ -85,7 +85,7 @@ def order_one(client: httpx.Client, number: int) -> str:
 
 
 def transactions(url: str) -> int:
-    """Commits in this database so far; sessions tell theirs now and then."""
+    """Return the number of commits in this database; sessions report theirs with a delay."""
     time.sleep(STATISTICS_SECONDS)
     with psycopg.connect(url) as connection:
         row = connection.execute(
@@ -97,7 +97,7 @@ def transactions(url: str) -> int:
 
 
 def row_bytes(url: str) -> tuple[int, int, int]:
-    """Bytes of the rows of versions and of their reports, and how many there are."""
+    """Return the number of versions, and the bytes of their rows and reports."""
     with psycopg.connect(url) as connection:
         row = connection.execute(SIZES).fetchone()
     assert row is not None
@@ -105,5 +105,5 @@ def row_bytes(url: str) -> tuple[int, int, int]:
 
 
 def stored_bytes(site: Site) -> int:
-    """Bytes of the blobs that versions name: their datasets are deleted after the fit."""
+    """Return the bytes of the blobs of versions; their datasets are deleted after the fit."""
     return sum(blob.bytes for blob in site.place.blobs.list() if "/datasets/" not in blob.key)

@@ -1,4 +1,4 @@
-"""Calls that are accepted, which no generator would find in the document alone."""
+"""Valid calls that a generator would not find from the OpenAPI document alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTHS = [CLASSES, CLASSES, CLASSES, CLASSES - 1, 2, 1]
 
 
 class Real(NamedTuple):
-    """A body or a query that is most often right."""
+    """A body or a query that is usually valid."""
 
     media_type: str = ""
     body: Any = None

@@ -1,4 +1,4 @@
-"""The two ways to store things that every storage test runs over: embedded, and shared."""
+"""The two storage backends over which storage tests run: embedded, and shared servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Embedded:
     name = "embedded"
 
     def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
-        """Settings of a service that has the folder for itself, with tables unless ``empty``."""
+        """Return the settings of a service with its own folder, with tables unless ``empty``."""
         if not empty:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / DATABASE_FILE).write_bytes(_prepared_file())
@@ -36,7 +36,7 @@ class Embedded:
 
 @functools.cache
 def _prepared_file() -> bytes:
-    """A SQLite database that a service can start on."""
+    """Return a SQLite database that a service can start on."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / DATABASE_FILE
         prepared = Database(f"sqlite:///{file}")
@@ -63,7 +63,7 @@ class Fleet:
         prepared.close()
 
     def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
-        """Settings of a service that shares nothing with others, with tables unless ``empty``."""
+        """Return the settings of a service that shares nothing, with tables unless ``empty``."""
         name = f"calibrd_{next(self._numbers)}"
         template = "template0" if empty else TEMPLATE
         self.database.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
@@ -79,7 +79,7 @@ Backend = Embedded | Fleet
 
 @contextmanager
 def fleet(*options: str) -> Iterator[Fleet]:
-    """The servers, and the environment by which this process and its children find S3."""
+    """Start the servers; set the environment by which this process and its children find S3."""
     with postgres(*options) as database, s3() as blobs:
         before = dict(os.environ)
         os.environ.update(blobs.environment)
@@ -91,5 +91,5 @@ def fleet(*options: str) -> Iterator[Fleet]:
 
 
 def environment(settings: dict[str, Any]) -> dict[str, str]:
-    """The same settings for a process."""
+    """Return the same settings as environment variables for a process."""
     return {f"CALIBRD_{name.upper()}": str(value) for name, value in settings.items()}

@@ -1,4 +1,4 @@
-"""A service that was filled and backed up, and the commands that back up and restore."""
+"""A service that was filled and backed up, and the commands for backup and restore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGITS = sample(20)[0]
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What the command does, in this process."""
+    """Run a command in this process; return its exit code and output."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = run([*map(str, arguments)])
@@ -28,7 +28,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line in which it refused."""
+    """Run a command that must fail; return its error, which must be one line."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -36,7 +36,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def predicted(client: httpx.Client, ref: object) -> bytes:
-    """The bytes that a version answers with."""
+    """Return the bytes of a version's response to a predict call."""
     file = io.BytesIO()
     np.save(file, LOGITS)
     answer = client.post(
@@ -50,7 +50,7 @@ def predicted(client: httpx.Client, ref: object) -> bytes:
 
 @dataclass(frozen=True)
 class Kept:
-    """A data directory that was served, what is in it, and its backup."""
+    """A data directory that was used by a service, its content, and its backup."""
 
     folder: Path
     file: Path
@@ -60,7 +60,7 @@ class Kept:
 
 
 def filled(local: Local) -> tuple[Things, str, bytes]:
-    """One of each thing and some more; a key, and what the first version predicts."""
+    """Create at least one object of each kind; return a key, and the predictions of version 1."""
     key = local.post("/v1/keys", json={"name": "first", "scopes": ["admin"]}).json()["token"]
     let_in(local, key)
     answer = local.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
@@ -74,7 +74,7 @@ def let_in(local: Local, key: str) -> None:
 
 
 def backed_up(folder: Path) -> Kept:
-    """A service in this folder, filled, ended and backed up."""
+    """Run a service in this folder, fill it, stop it, and back it up."""
     with in_process(folder / "data") as local:
         held = filled(local)
     done = command("backup", folder / "backup.tar", "--data-dir", folder / "data")

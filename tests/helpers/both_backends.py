@@ -1,4 +1,4 @@
-"""The backends on which a fault is made."""
+"""The backends on which a fault is injected."""
 
 from __future__ import annotations
 

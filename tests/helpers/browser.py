@@ -1,4 +1,4 @@
-"""A real Chromium, driven by playwright: that of the system, not playwright's own."""
+"""A real Chromium, driven by playwright: the system's browser, not playwright's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PICTURES = Path(__file__).parents[2] / "out/pictures"
 
 @dataclass
 class Tab:
-    """One page; ``problems`` is what its console complained of, and ``asked`` what it fetched."""
+    """A page; ``problems`` are its console errors, and ``asked`` the URLs that it requested."""
 
     page: Page
     problems: list[str] = field(default_factory=list)
@@ -34,24 +34,24 @@ class Tab:
         self.page.on("request", self._asked)
 
     def open(self, url: str, *, width: int = 1280, dark: bool = False) -> None:
-        """Go to a page with a window of this width; it must not be wider than that."""
+        """Open a page in a window of this width; the page must not be wider than the window."""
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme="dark" if dark else "light")
         self.page.goto(url)
         self.check_width()
 
     def check_width(self) -> None:
-        """Fail if one would have to scroll sideways."""
+        """Fail if the page needs horizontal scrolling."""
         room = self.page.viewport_size
         assert room is not None
         assert self.page.evaluate("document.documentElement.scrollWidth") <= room["width"]
 
     def press(self, button: str) -> None:
-        """Press the button with this text."""
+        """Click the button with this text."""
         self.page.get_by_role("button", name=button, exact=True).click()
 
     def check_access(self, *, except_for: Collection[str] = ()) -> None:
-        """Fail if axe finds what keeps people out, by rules other than those excepted."""
+        """Fail if axe finds accessibility problems, except for the rules given."""
         found = Axe().run(self.page).response["violations"]
         grave = [
             f"{one['id']}: {[node['target'] for node in one['nodes']]}"
@@ -61,7 +61,7 @@ class Tab:
         assert not grave, grave
 
     def keep_picture(self, name: str) -> None:
-        """A picture of the whole page for those who want to look, in out/pictures."""
+        """Save a screenshot of the whole page to out/pictures."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
@@ -74,7 +74,7 @@ class Tab:
 
 
 def program() -> str:
-    """The browser of this machine; without one, tests that need it are skipped, but not in CI."""
+    """Return the browser of this machine; without one, skip the test, or fail in CI."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         missing = "no browser is installed; on Debian: apt-get install chromium"
@@ -86,7 +86,7 @@ def program() -> str:
 
 @contextmanager
 def browser() -> Iterator[Tab]:
-    """A browser with an empty profile until the end of the block."""
+    """Run a browser with an empty profile until the end of the block."""
     path = program()
     expect.set_options(timeout=1000 * RETRY_SECONDS)
     with sync_playwright() as playwright:

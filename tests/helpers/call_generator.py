@@ -1,4 +1,4 @@
-"""Calls made up from the OpenAPI document, about half of them on things that are there."""
+"""Calls generated from the OpenAPI document, about half of them on existing objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.route_table import Call
 from helpers.workspace_contents import ALIAS, CALIBRATOR, Things, make_one_of_each
 from service.datasets.formats import Format, all_codecs
 
-WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least a round of all operations
+WANTED = int(os.environ.get("CALIBRD_TEST_CALLS", "250"))  # at least one round of all operations
 SEED = int(os.environ.get("CALIBRD_TEST_SEED", "0"))
 PER_OPERATION = 10
 PER_DRAWING = 2
@@ -34,7 +34,7 @@ CHECKS = [
     checks.response_headers_conformance,
     checks.negative_data_rejection,
 ]
-# there is no worker here, and it says so
+# without a worker, it is not ready
 MAY_BE_503 = "GET /readyz"
 
 for one in all_codecs().values():
@@ -45,7 +45,7 @@ for one in all_codecs().values():
 
 @dataclass
 class Generated:
-    """Calls of one service, counted; what was wrong is kept by operation."""
+    """Counts of the calls to a service, and the failures by operation."""
 
     client: httpx.Client
     document: dict[str, Any]
@@ -57,13 +57,13 @@ class Generated:
         self._session = requests.Session()
         self._headers = {"Authorization": self.client.headers["Authorization"]}
         self._schema = schemathesis.openapi.from_dict(self.document)
-        # the key is added to every call, and unknown query parameters are no error
+        # every call has a key, and unknown query parameters are allowed
         generation = self._schema.config.generation
         generation.with_security_parameters = generation.allow_extra_parameters = False
         self._restore()
 
     def run(self, wanted: int) -> None:
-        """Rounds over all operations until there were so many calls."""
+        """Repeat all operations until the number of calls is reached."""
         turn = 0
         while self.count < wanted and not self.failures:
             for found in self._schema.get_all_operations():
@@ -74,9 +74,9 @@ class Generated:
         self._session.close()
 
     def _restore(self) -> None:
-        """One of each thing, made again after some were deleted."""
+        """Create one object of each kind; recreate those that were deleted."""
         self._things = make_one_of_each(self.client)
-        # the events of a fit that waits would never end
+        # the event stream of a queued fit would never end
         self.client.delete(f"/v1/fits/{self._things.fit}")
 
     def _try(self, operation: APIOperation[Any, Any, Any, Any], turn: int) -> None:
@@ -104,13 +104,13 @@ class Generated:
         self.count += 1
         self.succeeded[case.operation.label] += response.status_code < 300
         excluded = [checks.not_a_server_error] if case.operation.label == MAY_BE_503 else []
-        if type(case.body) is bytes:  # a real body, which it takes for no string at all
+        if type(case.body) is bytes:  # a real body, because generated strings are never valid
             excluded.append(checks.negative_data_rejection)
         case.validate_response(response, checks=CHECKS, excluded_checks=excluded)
 
 
 def _cases(operation: APIOperation[Any, Any, Any, Any], things: Things) -> st.SearchStrategy[Any]:
-    """As the document says, and against it; on known things, and on made-up ones."""
+    """Yield valid and invalid cases of an operation, on existing and on made-up objects."""
     known = _known(operation, things)
     kinds = [operation.as_strategy(GenerationMode.POSITIVE)]
     kinds += operation.schema.get_strategies_from_examples(operation)
@@ -135,7 +135,7 @@ def _with(case: Case[Any], real: Real) -> Case[Any]:
 
 
 def _known(operation: APIOperation[Any, Any, Any, Any], things: Things) -> dict[str, Any]:
-    """Values for the parameters of a path that name something there is."""
+    """Return values for the path parameters that refer to existing objects."""
     call = Call(operation.method.upper(), operation.path)
     ids = {"/v1/fits": things.fit, "/v1/keys": things.key, "/v1/datasets": things.dataset}
     if "/parts/" in call.path or call.path.endswith("/commit"):

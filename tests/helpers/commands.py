@@ -1,4 +1,4 @@
-"""Commands of the service, run in this process or as a user without special rights."""
+"""Commands of the service, run in this process or as an unprivileged user."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Done = subprocess.CompletedProcess[str]
 
 
 def as_a_plain_user() -> None:
-    """Let the permissions of files count for root as well."""
+    """Make file permissions apply to root as well."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
 def here(*arguments: object) -> Done:
-    """The same in this process, for commands that leave it as it was."""
+    """Run a command in this process, for commands that do not change its state."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main([*map(str, arguments)])

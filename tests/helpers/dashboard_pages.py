@@ -1,4 +1,4 @@
-"""Pages of the dashboard as tests see them: what is in them, and how a browser gets at them."""
+"""Pages of the dashboard in tests: their content, and browser sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIT_FACTS: dict[str, Any] = {
 
 
 class Shell(HTMLParser):
-    """The tags of a page, and what it loads or leads to; inline script and style are a failure."""
+    """The tags of a page, and its links and resources; inline scripts and styles are failures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Shell(HTMLParser):
 
 
 def check_page(answer: httpx.Response) -> Shell:
-    """A page under the strict policy, with nothing inline."""
+    """Check a page under the strict policy, without inline scripts or styles; return it."""
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     sent = answer.headers["content-security-policy"]
     policy = dict(part.strip().split(" ", 1) for part in sent.split(";"))
@@ -80,7 +80,7 @@ def make_key(
     workspace: str = keys.DEFAULT_WORKSPACE,
     **facts: float,
 ) -> str:
-    """The token of a new key."""
+    """Create a key and return its token."""
     parts = client.app.state.parts
     with parts.database.write() as store:
         workspace = keys.workspace_named(store, workspace, make=True).id
@@ -92,12 +92,12 @@ def make_key(
 
 
 def sign_in(client: Local, token: str, **headers: str) -> httpx.Response:
-    """What a browser does with the form; the client holds the cookie afterwards."""
+    """Submit the sign-in form like a browser; the client then holds the cookie."""
     return client.post("/sign-in", data={"key": token}, headers={**HTML, **headers})
 
 
 def csrf_of(client: Local) -> str:
-    """The token that the forms of the client's session carry."""
+    """Return the token in the forms of the client's session."""
     found = re.search(
         r'name="csrf" value="([0-9a-f]{64})"', client.get("/about", headers=HTML).text
     )
@@ -106,7 +106,7 @@ def csrf_of(client: Local) -> str:
 
 
 def add_fit(client: Local, status: FitStatus = FitStatus.QUEUED, **facts: Any) -> str:
-    """The id of a new fit, of the first calibrator unless its facts say otherwise."""
+    """Add a fit, by default of the first calibrator; return its id."""
     with client.app.state.parts.database.write() as store:
         calibrator = store.session.execute(select(calibrators)).first()
         assert calibrator is not None
@@ -116,7 +116,7 @@ def add_fit(client: Local, status: FitStatus = FitStatus.QUEUED, **facts: Any) -
 
 @contextmanager
 def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterator[Local]:
-    """A browser with a session of a new key."""
+    """Return a browser with a session of a new key."""
     with Local(base_url=service.base_url, timeout=60, headers=HTML) as made:
         made.app = service.app
         assert sign_in(made, make_key(service, *scopes, name=name)).status_code == 303
@@ -124,7 +124,7 @@ def signed_in(service: Local, *scopes: Scope, name: str = "somebody") -> Iterato
 
 
 def row_of(page: str, name: str) -> str:
-    """The words of the table's row of a name."""
+    """Return the text of the table row with this name."""
     for row in re.findall(r"<tr[^>]*>.*?</tr>", page, re.S):
         head = re.search(r'<th scope="row">(.*?)</th>', row, re.S)
         if head and f"{_words(head[1])} ".startswith(f"{name} "):
@@ -138,7 +138,7 @@ def _words(text: str) -> str:
 
 @contextmanager
 def statements(client: Local) -> Iterator[list[str]]:
-    """What the service asks its database meanwhile, but for keys: those it always looks up."""
+    """Record the service's SQL statements in the block, except those on keys, which always run."""
     engine, seen = client.app.state.parts.database.engine, []
 
     def note(_connection, _cursor, statement, *_):

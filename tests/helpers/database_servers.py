@@ -1,7 +1,7 @@
 """A real PostgreSQL and a real S3 server on loopback, started by the tests that need them.
 
-PostgreSQL comes from the machine's binaries or else from a wheel of the test extra, S3 from moto.
-What cannot be started fails the tests; nothing is skipped.
+PostgreSQL is the machine's, or comes from a wheel of the test extra; S3 is moto. If a server cannot
+be started, the tests fail; none are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovac
 
 @dataclass(frozen=True)
 class Postgres:
-    """A cluster of its own, owned by a user who is not root."""
+    """A separate cluster, owned by an unprivileged user."""
 
     binaries: Path
     data: Path
@@ -37,16 +37,16 @@ class Postgres:
     options: tuple[str, ...]
 
     def url(self, database: str = "postgres") -> str:
-        """The URL of one of its databases."""
+        """Return the URL of one of its databases."""
         return f"postgresql://tests@127.0.0.1:{self.port}/{database}"
 
     def execute(self, statement: str) -> None:
-        """Run a statement outside of a transaction, as for CREATE DATABASE."""
+        """Run a statement outside of a transaction, such as CREATE DATABASE."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the cluster and wait until it responds."""
         settings = (f"port={self.port}", "listen_addresses=127.0.0.1", "max_connections=300")
         flags = [f"-c {one}" for one in (*settings, f"unix_socket_directories={self.data}")]
         flags += [f"-c {one}" for one in self.options]
@@ -54,16 +54,16 @@ class Postgres:
         self._run("pg_ctl", "-D", str(self.data), "-l", log, "-w", "-o", " ".join(flags), "start")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it; ``immediate`` is as a crash."""
+        """Stop the cluster; ``immediate`` acts like a crash."""
         self._run("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "stop")
 
     def restart_at_once(self) -> None:
-        """``pg_ctl restart -m immediate``: every connection breaks, and recovery runs."""
+        """Run ``pg_ctl restart -m immediate``: all connections break, and recovery runs."""
         self.stop("immediate")
         self.start()
 
     def initialise(self) -> None:
-        """Make the cluster's files."""
+        """Create the cluster's files."""
         self._run(
             "initdb", "-D", str(self.data), "-U", "tests", "-A", "trust", "-E", "UTF8", "--no-sync"
         )
@@ -81,7 +81,7 @@ class Postgres:
 
 @contextmanager
 def postgres(*options: str) -> Iterator[Postgres]:
-    """A new cluster until the end of the block; by default a quick one that a crash may damage."""
+    """Run a new cluster until the end of the block, by default without crash safety."""
     folder = Path(tempfile.mkdtemp(prefix="calibrd-pg-"))
     try:
         server = _started(folder, options or QUICK)
@@ -112,7 +112,7 @@ def _started(folder: Path, options: tuple[str, ...]) -> Postgres:
 
 
 def _binaries(folder: Path) -> Iterator[Path]:
-    """Folders with pg_ctl: the machine's, newest first, then the wheel's."""
+    """Return the folders with pg_ctl: the machine's, newest first, then the wheel's."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
     on_path = shutil.which("initdb")
     for program in (*found, *([Path(on_path)] if on_path else [])):
@@ -121,7 +121,7 @@ def _binaries(folder: Path) -> Iterator[Path]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    if _as_other_user():  # who may not look into this virtual environment
+    if _as_other_user():  # another user cannot read this virtual environment
         for name in (package.name, f"{package.name}.libs"):
             shutil.copytree(package.parent / name, folder / name, symlinks=True)
             subprocess.run(["chmod", "-R", "a+rX", str(folder / name)], check=True)
@@ -130,7 +130,7 @@ def _binaries(folder: Path) -> Iterator[Path]:
 
 
 def _as_other_user() -> list[str]:
-    """PostgreSQL refuses to run as root."""
+    """Return options to run as another user, because PostgreSQL refuses to run as root."""
     return ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
 
 
@@ -142,7 +142,7 @@ class S3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What clients of it need to be told."""
+        """Return the environment variables of its clients."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_REGION": "us-east-1",
@@ -151,14 +151,14 @@ class S3:
         }
 
     def make_bucket(self, name: str) -> None:
-        """A new bucket."""
+        """Create a bucket and return its name."""
         request = urllib.request.Request(f"{self.url}/{name}", method="PUT")  # noqa: S310
         urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
 
 
 @contextmanager
 def s3() -> Iterator[S3]:
-    """An S3 server until the end of the block."""
+    """Run an S3 server until the end of the block."""
     port = free_port()
     code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
     with tempfile.TemporaryFile("w+") as log:
@@ -184,7 +184,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that is not in use."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port

@@ -1,4 +1,4 @@
-"""Reads Dockerfiles and .dockerignore as far as ours go; what it does not know it refuses."""
+"""Parse Dockerfiles and .dockerignore, as far as this project needs; reject anything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = re.compile(
 
 @dataclass(frozen=True)
 class Instruction:
-    """A word in capitals, its flags, and the rest of the line."""
+    """An instruction, its flags, and the rest of the line."""
 
     word: str
     flags: dict[str, str]
@@ -24,18 +24,18 @@ class Instruction:
 
     @property
     def listed(self) -> list[str] | None:
-        """The words of the exec form; None for the shell form."""
+        """Return the words of the exec form; None for the shell form."""
         return json.loads(self.text) if self.text.startswith("[") else None
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The names and values of ENV and LABEL."""
+        """Return the names and values of ENV and LABEL."""
         return dict(one.split("=", 1) for one in shlex.split(self.text))
 
 
 @dataclass
 class Stage:
-    """A FROM and what follows it, on top of the stages that it builds on."""
+    """A FROM and the instructions after it, on top of the stages that it builds on."""
 
     image: str
     name: str
@@ -44,16 +44,16 @@ class Stage:
 
     @property
     def instructions(self) -> list[Instruction]:
-        """All that made it, first to last."""
+        """Return all its instructions, including those of the stages below, in order."""
         return [*(self.below.instructions if self.below else []), *self.own]
 
     def last(self, word: str) -> Instruction:
-        """The instruction that holds in the end."""
+        """Return the last instruction of a kind, which takes effect."""
         return [one for one in self.instructions if one.word == word][-1]
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that a container finds."""
+        """Return the environment variables in a container."""
         made: dict[str, str] = {}
         for one in self.instructions:
             if one.word == "ENV":
@@ -62,14 +62,14 @@ class Stage:
 
     @property
     def check(self) -> list[str]:
-        """The words of its health check."""
+        """Return the words of its health check."""
         words = self.last("HEALTHCHECK").text.partition("CMD ")[2]
         found: list[str] = json.loads(words)
         return found
 
 
 def stages(path: Path) -> dict[str, Stage]:
-    """The stages of a Dockerfile by name; the last one is what is built by default."""
+    """Return the stages of a Dockerfile by name; the last one is built by default."""
     found: dict[str, Stage] = {}
     stage: Stage | None = None
     for one in instructions(path.read_text()):
@@ -84,7 +84,7 @@ def stages(path: Path) -> dict[str, Stage]:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """One by one; comments are left out, continued lines are joined."""
+    """Yield the instructions; comments are left out, and continued lines are joined."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         if not line.strip():
@@ -99,14 +99,14 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def commands(run: Instruction) -> Iterator[list[str]]:
-    """The commands of a RUN, as words."""
+    """Return the commands of a RUN instruction as words."""
     text = re.sub(r"^(--mount=\S+\s+)+", "", run.text)
     for one in re.split(r"\s*&&\s*", text):
         yield shlex.split(one)
 
 
 def is_ignored(path: PurePosixPath, patterns: Iterable[str]) -> bool:
-    """Whether .dockerignore keeps a path out of the build: the last pattern that fits decides."""
+    """Return whether .dockerignore excludes a path; the last matching pattern decides."""
     ignored = False
     for pattern in patterns:
         wanted = _regex(pattern.removeprefix("!"))

@@ -1,4 +1,4 @@
-"""Blocks of code in documents."""
+"""Code blocks in documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helpers.live_service import ROOT
 
 
 class Block(NamedTuple):
-    """A block of code, and the line at which it begins."""
+    """A code block and the line at which it begins."""
 
     language: str
     code: str

@@ -1,7 +1,7 @@
-"""A way to the service on which requests can be held up, answered by others, or lose their answer.
+"""A proxy to the service that can delay requests, respond in its place, or drop responses.
 
-It is a small HTTP proxy on loopback: it counts the connections and notes every request that comes,
-and before a request is passed on, or its answer is passed back, whatever the test says happens.
+It is a small HTTP proxy on loopback that counts connections and records every request. A test can
+act before a request is forwarded, or before its response is returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OF_ONE_HOP = ("connection", "keep-alive", "transfer-encoding", "date", "server")
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came over the line."""
+    """A request as it was received."""
 
     method: str
     path: str
@@ -28,17 +28,17 @@ class Asked:
 
     @property
     def place(self) -> str:
-        """The path without its query."""
+        """Return the path without its query."""
         return self.path.partition("?")[0]
 
 
 class Lost(Exception):
-    """Hang up: before the request was passed on, or before its answer was passed back."""
+    """Close the connection before the request is forwarded, or before its response is returned."""
 
 
 @dataclass(frozen=True)
 class Say:
-    """Answer this, and do not pass the request on."""
+    """Send this response instead of forwarding the request."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ Rule = Callable[[Asked], Say | None]
 
 
 class FaultyLine(ThreadingHTTPServer):
-    """Carries requests to a service; ``before`` and ``after`` may raise Lost, or answer."""
+    """Forwards requests to a service; ``before`` and ``after`` may raise Lost, or respond."""
 
     daemon_threads = True
     block_on_close = False
@@ -60,7 +60,7 @@ class FaultyLine(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.asked: list[Asked] = []
         self.connections = 0
-        self.prefix = ""  # of paths, which the service does not know of
+        self.prefix = ""  # a prefix of paths that the service does not know about
         self.before: Rule = lambda asked: None
         self.after: Rule = lambda asked: None
 
@@ -72,12 +72,12 @@ class FaultyLine(ThreadingHTTPServer):
         pass
 
     def count(self, method: str, ending: str = "") -> int:
-        """How many requests of a method came, to paths that end so."""
+        """Return the number of requests with a method and a path that ends in a string."""
         return sum(one.method == method and one.place.endswith(ending) for one in self.asked)
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of all bodies that came."""
+        """Return the total size of the received bodies."""
         return sum(one.bytes for one in self.asked)
 
 
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def faulty_line(target: str) -> Iterator[FaultyLine]:
-    """A line to a service until the end of the block."""
+    """Run a proxy to a service until the end of the block."""
     made = FaultyLine(target)
     threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
     try:
@@ -141,7 +141,7 @@ def faulty_line(target: str) -> Iterator[FaultyLine]:
 
 
 def first(count: int, fault: Callable[[], Say | None], method: str = "", ending: str = "") -> Rule:
-    """A rule for the first requests only, of a method and to paths that end so if named."""
+    """Apply a rule to the first requests only, optionally limited to a method and a path."""
     left = threading.Semaphore(count)
 
     def rule(asked: Asked) -> Say | None:
@@ -152,5 +152,5 @@ def first(count: int, fault: Callable[[], Say | None], method: str = "", ending:
 
 
 def lose() -> Say | None:
-    """The fault of a line that breaks."""
+    """Raise the fault of a broken connection."""
     raise Lost

@@ -1,4 +1,4 @@
-"""Rows with features and the head that makes their logits: clipping them tells the truth."""
+"""Rows with features and the head of their logits; clipping the features restores the truth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLASSES, WIDTH = 4, 6
 
 
 def rows_with_features(n: int = 1500, *, seed: int = 0) -> dict[str, Any]:
-    """Logits, labels, features and head, by the names that the SDK takes."""
+    """Return logits, labels, features and head, by the names of the SDK's arguments."""
     rng = np.random.default_rng(seed)
     features = rng.exponential(size=(n, WIDTH)).astype(np.float32)
     weight = np.random.default_rng(99).normal(size=(CLASSES, WIDTH)).astype(np.float32) * 2
@@ -26,7 +26,7 @@ def rows_with_features(n: int = 1500, *, seed: int = 0) -> dict[str, Any]:
 
 
 def arrays_with_features(n: int = 1500, *, seed: int = 0) -> dict[str, Any]:
-    """The same rows as the arrays of a file."""
+    """Return the same rows as the arrays of a file."""
     rows = rows_with_features(n, seed=seed)
     weight, bias = rows.pop("head")
     return {**rows, "head_weight": weight, "head_bias": bias}

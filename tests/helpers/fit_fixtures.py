@@ -1,4 +1,4 @@
-"""A database, blobs and a dataset for tests of fits, and what to ask of them."""
+"""A database, blobs and a dataset for tests of fits, and queries on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FINAL = tuple(status for status in FitStatus if status.is_final)
 
 
 def logits_and_labels(n: int = 2000, k: int = 5, seed: int = 0) -> dict[str, Any]:
-    """Logits that are three times too large."""
+    """Return logits that are three times too large, and labels."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, k)) * 2
     labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
@@ -42,7 +42,7 @@ def logits_and_labels(n: int = 2000, k: int = 5, seed: int = 0) -> dict[str, Any
 
 
 class Hooks:
-    """Keeps what it is told; stops for a reason, or breaks."""
+    """Records what a fit reports; optionally stops the fit with a reason, or raises an error."""
 
     def __init__(self, stop: Stop | None = None, error: BaseException | None = None) -> None:
         self.told: list[dict[str, Any]] = []
@@ -74,18 +74,18 @@ class Place:
             self.calibrator = store.calibrators.add(self.workspace, "digits")
 
     def enter_new_workspace(self) -> None:
-        """Go on in another workspace: one that has lost workers waits before its next fit."""
+        """Switch to a new workspace; a workspace that lost workers waits before its next fit."""
         with self.database.write() as store:
             self.workspace = store.keys.add_workspace(f"w{next(self._seeds)}").id
             self.calibrator = store.calibrators.add(self.workspace, "digits")
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings for a process that works here."""
+        """Return the settings of a process that uses this place."""
         return environment(self.settings.model_dump(exclude_unset=True))
 
     def put_to_sleep(self, process: subprocess.Popen[Any]) -> None:
-        """Stop a process, but not while it holds SQLite's lock, which nobody can take from it."""
+        """Pause a process, but not while it holds SQLite's lock, which would block all others."""
         for _ in range(50):
             process.send_signal(signal.SIGSTOP)
             if self._can_be_written_to():
@@ -97,7 +97,7 @@ class Place:
     def _can_be_written_to(self) -> bool:
         url = make_url(self.settings.database)
         if url.get_backend_name() != "sqlite":
-            return True  # which ends a transaction that stands still
+            return True  # which ends an idle transaction
         connection = sqlite3.connect(str(url.database), timeout=1.0, isolation_level=None)
         try:
             with WriteTurns(Path(str(url.database))).turn(1.0):
@@ -114,7 +114,7 @@ class Place:
         self.database.close()
 
     def dataset(self, *, delete_after_fit: bool = False, **arrays: Any) -> Dataset:
-        """A new dataset, of other bytes than all before."""
+        """Create a dataset with new bytes."""
         arrays = arrays or logits_and_labels(seed=next(self._seeds))
         file = io.BytesIO()
         np.savez(file, **arrays)
@@ -136,7 +136,7 @@ class Place:
             )
 
     def has_bytes_of(self, dataset: Dataset) -> bool:
-        """Whether the bytes of a dataset are still stored."""
+        """Return whether the bytes of a dataset are still stored."""
         return dataset_key(self.workspace, dataset.id, dataset.sha256 or "") in keys(self.blobs)
 
     def start_fit(
@@ -147,7 +147,7 @@ class Place:
         queue: str = CPU,
         **order: Any,
     ) -> Fit:
-        """A fit on the queue."""
+        """Add a fit to the queue."""
         wanted = [{"method": method, "params": params} for method, params in methods]
         nothing = {"seed": 0, "held_out": None, "model": None, "tags": {}, "description": ""}
         with self.database.write() as store:
@@ -163,7 +163,7 @@ class Place:
             )
 
     def fit(self, id: str) -> Fit:
-        """A fit as it is now."""
+        """Return the current state of a fit."""
         with self.database.read() as store:
             found = store.fits.get(id)
         assert found is not None
@@ -172,7 +172,7 @@ class Place:
     def wait(
         self, fit: Fit, statuses: Iterable[FitStatus] = FINAL, *, seconds: float = 90.0
     ) -> Fit:
-        """The fit as soon as it has one of the statuses."""
+        """Return a fit as soon as it has one of the statuses."""
         deadline = time.monotonic() + seconds
         while (found := self.fit(fit.id)).status not in statuses:
             assert time.monotonic() < deadline, f"still {found.status} after {seconds} s: {found}"
@@ -180,14 +180,14 @@ class Place:
         return found
 
     def versions_of(self, fit: Fit) -> list[int]:
-        """The numbers of all versions that name the fit."""
+        """Return the numbers of all versions created by a fit."""
         with self.database.read() as store:
             versions = store.calibrators.versions(fit.calibrator, 1000, None)
         return sorted(version.number for version in versions if version.fit == fit.id)
 
 
 def begin(database: Database, id: str, *, worker: str, device: str) -> FitAttempt | None:
-    """Take a fit, whoever's turn it is; None if it does not wait (any more)."""
+    """Claim a fit regardless of whose turn it is; return None if it is not queued."""
     with database.write() as store:
         fit = store.fits.start(id, worker=worker, device=device)
         return None if fit is None else attempt_of(store, fit)

@@ -1,4 +1,4 @@
-"""Files of every format, made by others' code and by hand."""
+"""Files of every format, written by other libraries and by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def npz(*, packed: bool = False, **arrays: np.ndarray) -> bytes:
 
 
 def csv(values: np.ndarray, labels: np.ndarray, prefix: str = "logit") -> bytes:
-    """As pandas would write it."""
+    """Return CSV as pandas writes it."""
     file = io.StringIO()
     writer = csv_module.writer(file)
     writer.writerow([*(f"{prefix}_{one}" for one in range(values.shape[1])), "label"])

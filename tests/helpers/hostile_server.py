@@ -1,4 +1,4 @@
-"""A server on loopback that answers each path with what a test has chosen, byte by byte."""
+"""A server on loopback that sends a chosen response for each path, byte by byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pieces = Iterable[bytes]
 
 @dataclass
 class Chosen:
-    """An answer: ``body`` makes its pieces, which are sent until the client has enough."""
+    """A response; ``body`` yields its pieces, which are sent until the client closes."""
 
     body: Callable[[], Pieces]
     status: int = 200
@@ -24,7 +24,7 @@ class Chosen:
 
 @dataclass
 class Hostile:
-    """The server; ``answers`` are by path, ``seen`` is what was asked and how much was sent."""
+    """The server; ``answers`` holds responses by path, ``seen`` the requests and bytes sent."""
 
     url: str
     answers: dict[str, Chosen] = field(default_factory=dict)
@@ -32,14 +32,14 @@ class Hostile:
     sent_bytes: int = 0
 
     def say(self, path: str, document: Any, **headers: str) -> None:
-        """Answer a path with JSON."""
+        """Respond to a path with JSON."""
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.answers[path] = Chosen(lambda: [content], headers=headers)
 
 
 @contextmanager
 def hostile() -> Iterator[Hostile]:
-    """A server that is stopped at the end of the block."""
+    """Run the server until the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -58,7 +58,7 @@ def hostile() -> Iterator[Hostile]:
                     self.wfile.write(piece)
                     made.sent_bytes += len(piece)
             except OSError:
-                pass  # the client has enough
+                pass  # the client has closed the connection
 
         do_POST = do_PUT = do_DELETE = do_GET
 

@@ -1,4 +1,4 @@
-"""A small app of the Open Inference Protocol's routes alone, on loopback."""
+"""A small app on loopback with only the routes of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rng = np.random.default_rng(7)
 
 
 class NotingMap(TemperatureMap):
-    """Notes the threads in which it is applied."""
+    """Records the threads in which it is applied."""
 
     threads: set[str] = set()  # noqa: RUF012 - shared on purpose
 
@@ -91,7 +91,7 @@ def logits(rows: int, k: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 class Shelf:
-    """Versions that are in memory only once somebody asked for them."""
+    """Versions that are loaded into memory on first use."""
 
     def __init__(self) -> None:
         self.memory: dict[tuple[str, str, str], Served] = {}
@@ -113,7 +113,7 @@ class Shelf:
 
 
 class Guard:
-    """Knows two callers by the key they send; /v2 and its health have none."""
+    """Accepts the keys of two callers; /v2 and its health routes need none."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -138,7 +138,7 @@ def make_app(shelf: Shelf) -> Starlette:
 
 @contextmanager
 def serving(shelf: Shelf) -> Iterator[str]:
-    """The address of a server of the shelf's versions."""
+    """Run a server of the shelf's versions; yield its address."""
     app = make_app(shelf)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -156,19 +156,19 @@ def serving(shelf: Shelf) -> Iterator[str]:
 
 
 def request(**tensor_changes: Any) -> dict[str, Any]:
-    """A good JSON request but for these changes; ``...`` leaves a field out."""
+    """Return a valid JSON request with these changes; ``...`` removes a field."""
     tensor = {"name": "logits", "datatype": "FP32", "shape": [1, 3], "data": ROW}
     changed = {**tensor, **tensor_changes}
     return {"inputs": [{key: one for key, one in changed.items() if one is not ...}]}
 
 
 def raw(document: Any, data: bytes, length: int | None = None) -> tuple[bytes, dict[str, str]]:
-    """Body and header of a request whose tensor follows its JSON."""
+    """Return the body and headers of a request whose binary tensor follows its JSON."""
     text = json.dumps(document).encode()
     stated = len(text) if length is None else length
     return text + data, {"Inference-Header-Content-Length": str(stated)}
 
 
 def sized(size: Any, **changes: Any) -> dict[str, Any]:
-    """The JSON of a request whose tensor follows it."""
+    """Return the JSON of a request whose binary tensor follows it."""
     return request(data=..., parameters={"binary_data_size": size}, **changes)

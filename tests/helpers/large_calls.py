@@ -1,4 +1,4 @@
-"""Where large calls run in tests of a single route."""
+"""The executor of large calls for tests of a single route."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from service.serving.apply_map import LargeCalls
 
 
 def large_calls() -> LargeCalls:
-    """Return the executor that a service has."""
+    """Return an executor like that of a service."""
     return LargeCalls(FairExecutor("apply", 2))

@@ -1,4 +1,4 @@
-"""The real service for tests: as processes on loopback, and in process."""
+"""The real service for tests, as processes on loopback and in process."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Running:
     log: Path
 
     def client(self, token: str | None = None) -> httpx.Client:
-        """A client of it; close it after use."""
+        """Create a client of the service; close it after use."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx.Client(base_url=self.url, timeout=60, headers=headers)
 
     def stop(self) -> int:
-        """End it as Ctrl-C would; its exit code."""
+        """Stop it like Ctrl-C; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -68,7 +68,7 @@ def running(
     cwd: Path = ROOT,
     **environment: str,
 ) -> Iterator[Running]:
-    """``python -m service serve`` until the end of the block."""
+    """Run ``python -m service serve`` until the end of the block."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log = log or data_dir / "serve.log"
     command = [*program, "serve", "--port", "0", "--data-dir", str(data_dir)]
@@ -99,7 +99,7 @@ def running(
 
 
 def _greeting(process: subprocess.Popen[str], log: Path) -> str:
-    """What it prints until it is ready; fails if it ends or is not ready in time."""
+    """Return the output until the service is ready; fail if it exits or takes too long."""
     assert process.stdout is not None
     lines: list[str] = []
     late = threading.Timer(START_SECONDS, process.kill)
@@ -115,7 +115,7 @@ def _greeting(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def wait_until(condition, seconds: float = 20.0, pause: float = 0.05):
-    """The first true value of a condition; fails if there is none in time."""
+    """Return the first truthy result of a condition; fail if there is none in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = condition()
@@ -126,7 +126,7 @@ def wait_until(condition, seconds: float = 20.0, pause: float = 0.05):
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Files by their names, also while others remove folders, at which ``Path.rglob`` fails."""
+    """Return files by name, even if others remove folders, where ``Path.rglob`` would fail."""
     return [
         Path(place) / name
         for place, _, names in os.walk(folder)
@@ -140,7 +140,7 @@ by_the_clock = pytest.mark.flaky(reruns=1)
 
 
 def within(seconds: float, take: Callable[[], float], tries: int = 2) -> None:
-    """Fail if what is taken is too long every time: a busy machine is late now and then."""
+    """Fail if all attempts take too long; a busy machine may exceed a limit occasionally."""
     taken: list[float] = []
     while len(taken) < tries:
         taken.append(take())
@@ -150,14 +150,14 @@ def within(seconds: float, take: Callable[[], float], tries: int = 2) -> None:
 
 
 class Local(httpx.Client):
-    """A client of an app that runs in this process, on a thread."""
+    """A client of an app that runs in this process, on another thread."""
 
     app: FastAPI
 
 
 @contextlib.contextmanager
 def in_process(data_dir: Path, **settings: object) -> Iterator[Local]:
-    """The app in this process, without workers: fits wait."""
+    """Run the app in this process without workers, so that fits stay queued."""
     app = create_app(Settings(data_dir=data_dir, workers=0, **settings))
     server = uvicorn.Server(
         uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False)
@@ -179,7 +179,7 @@ def in_process(data_dir: Path, **settings: object) -> Iterator[Local]:
 
 
 def sample(rows: int = 600, classes: int = 5, seed: int = 0, scale: float = 3.0):
-    """Logits of an overconfident model, and labels."""
+    """Return the logits of an overconfident model, and labels."""
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=(rows, classes)) * 2
     labels = (truth + rng.gumbel(size=truth.shape)).argmax(axis=1)
@@ -187,7 +187,7 @@ def sample(rows: int = 600, classes: int = 5, seed: int = 0, scale: float = 3.0)
 
 
 def npz(logits: np.ndarray, labels: np.ndarray, name: str = "logits") -> bytes:
-    """A dataset as npz."""
+    """Return a dataset as npz."""
     file = io.BytesIO()
     np.savez(file, **{name: logits, "labels": labels})
     return file.getvalue()
@@ -197,7 +197,7 @@ NPZ = {"Content-Type": "application/x-npz"}
 
 
 def every(client: httpx.Client, path: str, **asked: Any) -> list[dict[str, Any]]:
-    """All items of a list, page by page."""
+    """Return all items of a list, requested page by page."""
     found: list[dict[str, Any]] = []
     while True:
         page = client.get(path, params={"limit": 200, **asked}).json()

@@ -1,4 +1,4 @@
-"""Clients that promote, register, upload, fit and predict, and remember what they were told."""
+"""Clients that promote, register, upload, fit and predict, and record what was acknowledged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSE = 0.05
 
 @dataclass
 class Told:
-    """What the service has acknowledged; what it then must have."""
+    """Everything that the service has acknowledged and must therefore have stored."""
 
     moves: dict[int, int] = field(default_factory=dict)  # version by revision
     versions: dict[int, str] = field(default_factory=dict)  # SHA-256 of the map by number
@@ -34,7 +34,7 @@ class Told:
 
 
 class Load:
-    """One thread for each kind of call, from its start to the end of the block."""
+    """Runs one thread for each kind of call until the end of the block."""
 
     def __init__(self, replicas: list[Running]) -> None:
         self.told = Told()
@@ -61,7 +61,7 @@ class Load:
         assert not self.errors, self.errors
 
     def wait_for_more(self, seconds: float) -> None:
-        """Return when every kind of call was acknowledged once more."""
+        """Wait until every kind of call has been acknowledged once more."""
         before = self._acknowledged()
         deadline = time.monotonic() + seconds
         while any(now <= then for now, then in zip(self._acknowledged(), before, strict=True)):
@@ -74,7 +74,7 @@ class Load:
         return [len(one) for one in (told.moves, told.versions, told.datasets, told.fits)]
 
     def _prepare(self) -> str:
-        """Two versions, the first of them promoted and in the memory of every replica."""
+        """Create two versions; promote the first and load it into every replica."""
         client = self._clients[0]
         for temperature in (2.0, 3.0):
             made = client.post(
@@ -127,7 +127,7 @@ class Load:
             self.told.datasets[made.json()["id"]] = made.json()["sha256"]
 
     def _fit(self, client: httpx.Client) -> None:
-        """Order a fit, again and again with its key until it is acknowledged."""
+        """Start a fit, and repeat the request with its key until it is acknowledged."""
         key = f"fit-{next(self._numbers)}"
         order = {"dataset": self._dataset, "method": "temperature", "description": key}
         for one in itertools.cycle((client, *self._clients)):

@@ -1,4 +1,4 @@
-"""Helpers of the tests of maps that are applied in process."""
+"""Helpers for tests of maps applied in process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGITS, _ = sample(rows=20)
 
 
 def fitted(temperature: float) -> TemperatureMap:
-    """A map that is told from others by its temperature."""
+    """Return a map that can be recognised by its temperature."""
     return TemperatureMap(k=LOGITS.shape[1], temperature=temperature)
 
 
@@ -33,14 +33,14 @@ def release(
 
 
 def answers(client: calibrd.Client) -> list[httpx.Response]:
-    """A list that fills with what the service answers to this client."""
+    """Return a list that records the service's responses to this client."""
     seen: list[httpx.Response] = []
     client._http.event_hooks = {"response": [seen.append]}
     return seen
 
 
 class Site:
-    """A service that can be killed and started again: the same data, the same port."""
+    """A service that can be killed and restarted with the same data on the same port."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -51,13 +51,13 @@ class Site:
         self._running: Running | None = None
 
     def start(self) -> None:
-        """Run it, if it does not run."""
+        """Start the service unless it is running."""
         if self._running is None:
             flags = ("--port", str(self.port), "--workers", "0")
             self._running = self._open.enter_context(running(self.data_dir, *flags))
 
     def kill(self) -> None:
-        """End it as a failing machine would."""
+        """Kill the service like a machine failure."""
         if self._running is not None:
             os.kill(self._running.process.pid, signal.SIGKILL)
             self._running.process.wait()
@@ -65,6 +65,6 @@ class Site:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[Site]:
-        """Stop what runs at the end of the block."""
+        """Stop the service at the end of the block."""
         with self._open:
             yield self

@@ -1,4 +1,4 @@
-"""Batches and losses for the tests of the training losses."""
+"""Batches and losses for tests of the training losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibrators.losses import Loss, all_losses, make_loss, needed
 
 CLASSES, ROWS, WIDTH = 5, 24, 7
 SIZES = {"classes": CLASSES, "samples": 200}
-# every loss with its defaults, and with parameters that take another way through it
+# every loss with its defaults, and with parameters that cover its other branches
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in all_losses()},
     "selective_risk margin": ("selective_risk", {"score": "margin"}),
@@ -43,13 +43,13 @@ every_variant = pytest.mark.parametrize("name", sorted(VARIANTS))
 
 
 def fresh(name: str, **params: Any) -> Loss:
-    """A loss or a variant, as it is in training."""
+    """Return a new loss or variant in training mode."""
     loss, own = VARIANTS.get(name, (name, {}))
     return make_loss(loss, **{one: SIZES[one] for one in needed(loss)}, **{**own, **params})
 
 
 def made(name: str, **params: Any) -> Loss:
-    """A loss or a variant, as it is in an evaluation."""
+    """Return a new loss or variant in evaluation mode."""
     return fresh(name, **params).eval()
 
 

@@ -1,4 +1,4 @@
-"""The memory that work takes."""
+"""The peak memory of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from calibrators.errors import CalibrationWarning
 
 
 def peak_of(work: Any) -> int:
-    """Bytes that numpy and Python hold at the most while it works, beside those before."""
+    """Return the peak number of bytes that numpy and Python allocate during a call."""
     tracemalloc.start()
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The predict route alone in an app, with a caller and maps in a dictionary."""
+"""An app with only the predict route, a caller, and maps in a dictionary."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MAPS: dict[str, CalibrationMap] = {
 
 
 class Registry:
-    """Maps in a dictionary; those that were loaded are found from then on."""
+    """Maps in a dictionary; once loaded, they are found in memory."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Served] = {}

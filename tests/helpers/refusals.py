@@ -1,4 +1,4 @@
-"""Expect a refusal by its code."""
+"""Expect a refusal with a given code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calibrd.errors import Refused, kind_of
 
 @contextmanager
 def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[Refused]]:
-    """Fail unless the block raises the kind of the code's status, with this code."""
+    """Fail unless the block raises this code, as the error class of its status."""
     status = ERROR_CODES[code].status
     assert status is not None
     with pytest.raises(kind_of(status), match=match) as caught:

@@ -1,4 +1,4 @@
-"""The body that registers a map which was fitted elsewhere."""
+"""Bodies that register a map fitted elsewhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from calibrators.methods.temperature import TemperatureMap
 
 
 def registration(fitted: CalibrationMap, **facts: Any) -> dict[str, Any]:
-    """The body that registers a map, with its report, model or other facts."""
+    """Return the body that registers a map, with its report, model and other fields."""
     return {"map": base64.b64encode(archive.dump(fitted)).decode(), **facts}
 
 
 def temperature_registration(temperature: float, k: int = 3, **facts: Any) -> dict[str, Any]:
-    """The body that registers a map of so many classes with this temperature."""
+    """Return the body that registers a temperature map with a number of classes."""
     return registration(TemperatureMap(k=k, temperature=temperature), **facts)
 
 
 def costly_map(hidden: int) -> SmartMap:
-    """Return a SMART map of two classes with so many hidden units."""
+    """Return a SMART map of two classes with a number of hidden units."""
     rng = np.random.default_rng(0)
     return SmartMap(
         k=2,

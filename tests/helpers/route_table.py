@@ -1,4 +1,4 @@
-"""Every route of the app: who may use it, what it shows, and why the SDK does without it."""
+"""Every route of the app: its scope, what its page shows, and why the SDK may leave it out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLACES = {
 
 STATIC_FILES = tuple(f"/static/{name}" for name in sorted({*files(), RUN_CHARTS, LIBRARY}))
 PAGES: dict[str, Need] = {
-    "GET /": "public",  # to programs: browsers are led to where one signs in
+    "GET /": "public",  # for programs; browsers are redirected to the sign-in page
     "GET /sign-in": "public",
     "POST /sign-in": "public",
     "POST /sign-out": "any",
@@ -135,7 +135,7 @@ UNDOCUMENTED = {
     *(one.split()[1] for one in PAGES),
 }
 
-# pages that show nothing that people wrote, or whose scripts bring it
+# pages without user text, or whose scripts load it
 WITHOUT_USER_TEXT = {
     "/new-fit",
     "/runs",
@@ -168,14 +168,14 @@ NOT_IN_SDK = {
 
 
 class Call(NamedTuple):
-    """A method of a path, with the names of the path's parameters still in it."""
+    """A method and a path, with the names of path parameters as placeholders."""
 
     method: str
     path: str
 
     @property
     def need(self) -> Need:
-        """Who may make it; a route that is not in the table is a failure."""
+        """Return the required scope; fail if the route is not in the table."""
         as_get = f"GET {self.path}"
         if self.method == "HEAD" and str(self) not in NEEDS:
             return NEEDS[as_get]
@@ -183,11 +183,11 @@ class Call(NamedTuple):
 
     @property
     def parameters(self) -> list[str]:
-        """The names in its path."""
+        """Return the names of the path parameters."""
         return re.findall(r"\{(\w+)\}", self.path)
 
     def url(self, **values: object) -> str:
-        """The path with values for its parameters."""
+        """Return the path with values for its parameters."""
         return self.path.format(**values)
 
     def __str__(self) -> str:
@@ -195,9 +195,9 @@ class Call(NamedTuple):
 
 
 def calls_of(app: FastAPI) -> Iterator[Call]:
-    """Every method of every route: plain ones, FastAPI's, and those of included routers."""
+    """Return every method of every route: plain ones, FastAPI's, and those of included routers."""
     for route in iter_route_contexts(app.routes):
-        # a mount or a websocket would be a way past all that is shown here
+        # a mount or a websocket would bypass these checks
         assert route.path is not None
         assert route.methods, f"{route.path} is no plain HTTP route"
         for method in sorted(route.methods):

@@ -1,4 +1,4 @@
-"""Histories of simulated training runs, as the service tells them."""
+"""Histories of simulated training runs, in the service's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = 10
 
 
 def observed(step: int, rows: int = 400, seed: int = 0) -> BinStatistics:
-    """A validation pass: overconfident at first, underconfident after step 10, then calibrated."""
+    """Return a pass: overconfident at first, underconfident after step 10, then calibrated."""
     rng = np.random.default_rng((seed, step))
     logits = rng.normal(size=(rows, CLASSES)) * 1.2
     logits[:, 0] += 2.5
@@ -32,7 +32,7 @@ def history(
     unverified: tuple[int, ...] = (),
     resumed_after: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The steps of a run, oldest first."""
+    """Return the steps of a run, oldest first."""
     state = AdaFocalState.initial(bins=bins, rate=rate)
     found = []
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""Statistics of a rank, posted as the route does it, without HTTP."""
+"""Post the statistics of a rank as the route does, but without HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.storage.database import Database
 
 
 def post(database: Database, principal: Principal, name: str, sent: SentStatistics) -> Posted:
-    """Record a rank's statistics, then decide what is due."""
+    """Record a rank's statistics, then decide the steps that are due."""
     recorded = record(database, Quota(0, None), principal, name, sent)
     if recorded.is_due:
         decide(database, recorded.session.key)

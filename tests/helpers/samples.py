@@ -1,4 +1,4 @@
-"""Synthetic sets with known truth, and the bundled real sample."""
+"""Synthetic sets with a known truth, and the bundled real sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
 def draw(
     n: int, k: int, *, temperature: float = 2.0, seed: int = 0, dtype: type = np.float32
 ) -> CalibrationSet:
-    """Logits whose labels were drawn from softmax(logits / temperature): the truth is known."""
+    """Return logits whose labels are drawn from softmax(logits / temperature)."""
     rng = np.random.default_rng(seed)
     true_logits = rng.normal(size=(n, k)) * 1.5
     true_logits[np.arange(n), rng.integers(k, size=n)] += rng.gamma(2.0, 1.5, size=n)
@@ -29,9 +29,9 @@ def draw(
 
 
 def draw_apart(n: int, k: int, *, seed: int = 0) -> CalibrationSet:
-    """``n`` rows in float64 no two of which have confidences that count as equal in a fit.
+    """Return ``n`` rows in float64 with confidences that are all distinct for a fit.
 
-    Implementations of others pool only what is equal to the last digit.
+    Other implementations only pool values that are exactly equal.
     """
     data = draw(2 * n, k, seed=seed, dtype=np.float64)
     pool = np.arange(2 * n)
@@ -47,12 +47,12 @@ def draw_apart(n: int, k: int, *, seed: int = 0) -> CalibrationSet:
 
 
 def in_segments(data: CalibrationSet, count: int = 3) -> CalibrationSet:
-    """The same rows, dealt out to a few segments."""
+    """Return the same rows, assigned to a few segments."""
     return data.with_segments([f"segment {place % count}" for place in range(data.n)])
 
 
 def distorted(n: int, k: int, *, seed: int = 0, spread: float = 0.3) -> CalibrationSet:
-    """Logits that a weight and a bias for each class and a little mixing have spoilt."""
+    """Return logits distorted by a weight and a bias for each class and a little mixing."""
     data = draw(n, k, seed=seed, dtype=np.float64)
     rng = np.random.default_rng(seed + 1)
     mixing = np.diag(np.exp(spread * rng.normal(size=k))) + spread / 5 * rng.normal(size=(k, k))
@@ -62,19 +62,19 @@ def distorted(n: int, k: int, *, seed: int = 0, spread: float = 0.3) -> Calibrat
 def confidence_and_hits(
     data: CalibrationSet, temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each row the largest of softmax(logits / temperature), and 1.0 where it is the label's."""
+    """Return the largest softmax(logits / temperature) of each row, and 1.0 where it is right."""
     p = softmax(data.logits.astype(np.float64) / temperature, axis=1)
     return p.max(axis=1), (p.argmax(axis=1) == data.labels).astype(np.float64)
 
 
 def sample(name: str) -> CalibrationSet:
-    """One of the bundled Fashion-MNIST sets: cal or test."""
+    """Return a bundled Fashion-MNIST set: cal or test."""
     with np.load(EXAMPLES / f"fashion_ce__{name}.npz", allow_pickle=False) as file:
         return CalibrationSet(file["logits"], file["labels"])
 
 
 def two_regimes(n: int, seed: int) -> tuple[CalibrationSet, np.ndarray]:
-    """Overconfident only where the margin is large: one temperature cannot mend it."""
+    """Return rows that are overconfident only at large margins, beyond a single temperature."""
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, 4)) * 3
     top = np.sort(z, axis=1)
@@ -85,10 +85,11 @@ def two_regimes(n: int, seed: int) -> tuple[CalibrationSet, np.ndarray]:
 
 
 def features_of(logits: NDArray[Any]) -> NDArray[Any]:
-    """Features (n, 2 k) that the head of ``head_of`` turns into logits (n, k).
+    """Return features (n, 2 k) that the head of ``head_of`` maps to logits (n, k).
 
-    Positive and negative parts of the logits minus their row's mean, so renamed classes or scaled
-    logits give the same features renamed or scaled. What is not finite counts as the mean.
+    They are the positive and negative parts of the logits minus their row's mean, so permuted
+    classes or scaled logits give equally permuted or scaled features. Non-finite values count as
+    the mean.
     """
     seen = np.where(np.isfinite(logits), logits, np.nan).astype(np.float64)
     with warnings.catch_warnings():
@@ -98,29 +99,29 @@ def features_of(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def head_of(k: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The weight and the bias of a head for ``features_of``."""
+    """Return the weight and the bias of a head for ``features_of``."""
     return np.concatenate([np.eye(k), -np.eye(k)], axis=1), np.zeros(k)
 
 
 def with_features(data: CalibrationSet) -> CalibrationSet:
-    """The same rows with features and a head that make their logits."""
+    """Return the same rows with features and a head that produce their logits."""
     return data.with_features(features_of(data.logits), head_of(data.k))
 
 
 def suited(data: CalibrationSet, recipe: type[Calibrator] | Calibrator) -> CalibrationSet:
-    """The same rows with the segments or features that a method needs."""
+    """Return the same rows with the segments or features that a method needs."""
     if recipe.needs_segments:
         data = in_segments(data)
     return with_features(data) if recipe.needs_features else data
 
 
 def applied(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
-    """Calibrated probabilities, with ``features_of`` the rows for a map that needs features."""
+    """Return calibrated probabilities, with ``features_of`` the rows if the map needs features."""
     return fitted.apply(values, features=_features(fitted, values))
 
 
 def transformed(fitted: CalibrationMap, values: ArrayLike) -> NDArray[Any]:
-    """Calibrated logits, with features as for ``applied``."""
+    """Return calibrated logits, with features as for ``applied``."""
     return fitted.transform(values, features=_features(fitted, values))
 
 

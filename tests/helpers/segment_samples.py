@@ -1,4 +1,4 @@
-"""Rows of segments, of which a model is too sure by different factors."""
+"""Rows of segments in which the model is overconfident by different factors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = np.array(["app", "web"])
 
 
 def rows_of_segments(rows: int = 2400, seed: int = 5) -> dict[str, np.ndarray]:
-    """Logits, labels and segments; logits of ``app`` are three times those of ``web``."""
+    """Return logits, labels and segments; logits of ``app`` are three times those of ``web``."""
     logits, labels = sample(rows, seed=seed, scale=1.0)
     segments = NAMES[np.arange(rows) % 2]
     logits[segments == "app"] *= 3
@@ -23,7 +23,7 @@ def rows_of_segments(rows: int = 2400, seed: int = 5) -> dict[str, np.ndarray]:
 
 
 def drawn(sizes: Sizes, tau: float, seed: int) -> tuple[CalibrationSet, Floats]:
-    """Rows of segments whose temperatures are 2 exp(tau N(0, 1)), and these temperatures."""
+    """Return rows of segments whose temperatures are 2 exp(tau N(0, 1)), and these temperatures."""
     data = draw(int(sizes.sum()), 5, temperature=1.0, seed=seed, dtype=np.float64)
     truth = 2 * np.exp(tau * np.random.default_rng(seed + 1000).normal(size=len(sizes)))
     code = np.repeat(np.arange(len(sizes)), sizes)

@@ -1,4 +1,4 @@
-"""A service as it is run: API replicas and workers, processes of their own on shared storage."""
+"""A production-like service: API replicas and workers as processes on shared storage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ START_SECONDS = 180.0
 SOME_SECONDS = ("smart", {"steps": 1200})
 QUICK = ("temperature", {})
 ENDLESS = ("smart", {"steps": 100_000})
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them share a machine
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # many of them run on one machine
 
 
 class Worker:
-    """A worker process of the pace that users get, and its log."""
+    """A worker process with production timing, and its log."""
 
     def __init__(self, log: Path, variables: dict[str, str]) -> None:
         self.log = log
@@ -40,21 +40,21 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said that it takes fits."""
+        """Whether it has announced that it takes fits."""
         return "worker_started" in self.log.read_text()
 
     def runs(self, fit: Fit) -> bool:
-        """Whether a fit names it as its worker."""
+        """Return whether a fit is assigned to it."""
         return self.mark in (fit.worker or "")
 
     def end(self) -> None:
-        """Kill it, if it lives."""
+        """Kill it if it is alive."""
         self.process.kill()
         self.process.wait()
 
 
 class Site:
-    """A database and blobs with an open number of API replicas and workers."""
+    """A database and blobs, with any number of API replicas and workers."""
 
     def __init__(self, settings: dict[str, Any], folder: Path) -> None:
         self.settings = settings
@@ -66,12 +66,12 @@ class Site:
 
     @property
     def kind(self) -> str:
-        """How it stores things."""
+        """The kind of storage."""
         return "Postgres, S3" if self.is_fleet else "SQLite, folder"
 
     @property
     def is_fleet(self) -> bool:
-        """Whether it stores things on servers."""
+        """Whether data is stored on servers."""
         return "database_url" in self.settings
 
     def __enter__(self) -> Site:
@@ -84,7 +84,7 @@ class Site:
         self.place.close()
 
     def replica(self, data_dir: Path | None = None) -> Running:
-        """Another API process; with shared storage it may have a data directory of its own."""
+        """Start another API process, with shared storage optionally in its own data directory."""
         variables = environment(self.settings)
         variables.pop("CALIBRD_DATA_DIR")
         folder = data_dir or self.settings["data_dir"]
@@ -92,7 +92,7 @@ class Site:
         return self._replicas.enter_context(made)
 
     def staff(self, count: int) -> None:
-        """See that so many workers take fits."""
+        """Start workers until this many take fits."""
         self.hire(count - len(self.workers))
         deadline = time.monotonic() + START_SECONDS
         for worker in self.workers:
@@ -109,12 +109,12 @@ class Site:
             self.workers.append(Worker(self.folder / f"worker-{self._started}.log", variables))
 
     def dismiss(self, worker: Worker) -> None:
-        """kill -9."""
+        """Kill a worker with SIGKILL."""
         worker.end()
         self.workers.remove(worker)
 
     def under_way(self, fit: Fit) -> Worker:
-        """The worker of a fit that is some way into it."""
+        """Wait until a fit has made progress; return its worker."""
         found = self.place.wait(fit, [FitStatus.RUNNING])
         deadline = time.monotonic() + START_SECONDS
         while not (found.progress or {}).get("step"):
@@ -125,6 +125,6 @@ class Site:
         return worker
 
     def open_fits(self) -> int:
-        """The fits that wait or run."""
+        """Return the fits that are queued or running."""
         with self.place.database.read() as store:
             return store.fits.count_open(self.place.workspace)

@@ -1,4 +1,4 @@
-"""A TCP line to a server that can be cut, so that both ends hear nothing, and mended again."""
+"""A TCP proxy to a server that can be cut, so that both ends hear nothing, and reconnected."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CHUNK = 1 << 16
 
 
 class Line:
-    """Carries bytes between its own port and a server's, connection by connection.
+    """Forwards bytes between its own port and a server's, for each connection separately.
 
-    While it is cut nothing passes and nothing is closed; what was sent meanwhile arrives when it is
-    mended. A connection that says what ``refused`` says is closed.
+    While it is cut, nothing passes and nothing is closed; data sent meanwhile arrives after it is
+    reconnected. A connection that sends the bytes ``refused`` is closed.
     """
 
     def __init__(self, port: int, refused: bytes | None = None) -> None:
@@ -29,21 +29,21 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Let nothing pass."""
+        """Stop forwarding."""
         self._whole.clear()
 
     def hang_up(self) -> None:
-        """Close all connections, and every new one, as if the server were down."""
+        """Close all connections and every new one, as if the server were down."""
         self._is_down = True
         self._close(*self._sockets)
 
     def mend(self) -> None:
-        """Let everything pass again."""
+        """Resume forwarding."""
         self._is_down = False
         self._whole.set()
 
     def close(self) -> None:
-        """Break all connections, and take no more."""
+        """Close all connections and stop listening."""
         self._is_down = True
         self._close(self._listening, *self._sockets)
         self._whole.set()
@@ -90,7 +90,7 @@ class Line:
 
 @contextmanager
 def line(port: int, refused: bytes | None = None) -> Iterator[Line]:
-    """A line to a server on this machine, until the end of the block."""
+    """Run a proxy to a server on this machine until the end of the block."""
     made = Line(port, refused)
     try:
         yield made

@@ -16,31 +16,31 @@ SETTINGS = Settings(bins=5, rate=2.0)
 
 @functools.cache
 def seen(number: int, rows: int = 200) -> BinStatistics:
-    """Statistics of a validation pass of an overconfident model, another for each number."""
+    """Return the statistics of an overconfident model's validation pass, different per seed."""
     rng = np.random.default_rng(number)
     confidence = rng.uniform(0.3, 1.0, rows)
     return BinStatistics.from_confidences(confidence, rng.uniform(size=rows) < confidence - 0.2)
 
 
 def text(statistics: BinStatistics) -> str:
-    """Statistics as a body has them."""
+    """Return statistics in the form used in bodies."""
     return base64.b64encode(statistics.to_bytes()).decode()
 
 
 def document(state: AdaFocalState | None) -> dict[str, Any] | None:
-    """A state as a body has it."""
+    """Return a state in the form used in bodies."""
     return None if state is None else state.to_dict()
 
 
 def open_run(client: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
-    """A session of a run."""
+    """Open a session of a run."""
     if asked.get("kind") != "monitor":
         asked.setdefault("settings", vars(SETTINGS))
     return good(client.post("/v1/runs", json={"name": name, **asked}))
 
 
 def open_shared(client: httpx.Client, ranks: int = 2, merge_timeout: float = 3600.0) -> None:
-    """A run ``job`` and its session ``a``, in which the service decides."""
+    """Open a run ``job`` with a session ``a`` in which the service decides."""
     asked = {"world_size": ranks, "decides": "service", "merge_timeout": merge_timeout}
     open_run(client, "job", session="a", **asked)
 
@@ -55,7 +55,7 @@ def post(
     rank: int = 0,
     state: AdaFocalState | None = None,
 ) -> httpx.Response:
-    """Statistics of a step and a rank."""
+    """Post the statistics of a step and a rank."""
     body = {
         "session": session,
         "rank": rank,
@@ -66,22 +66,22 @@ def post(
 
 
 def state_of(client: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
-    """Where a session of a run is."""
+    """Return the position of a session of a run."""
     return good(client.get(f"/v1/runs/{name}/state", params=asked))
 
 
 def history(client: httpx.Client, name: str, **asked: Any) -> list[dict[str, Any]]:
-    """The first 200 steps of a run."""
+    """Return the first 200 steps of a run."""
     return good(client.get(f"/v1/runs/{name}/history", params={"limit": 200, **asked}))["items"]
 
 
 def line(client: httpx.Client, name: str) -> list[tuple[int, str]]:
-    """The steps of a run's history, and the sessions they are of."""
+    """Return the steps of a run's history with their sessions."""
     return [(one["step"], one["session"]) for one in history(client, name)]
 
 
 def trained(client: httpx.Client, name: str, steps: int, **asked: Any) -> AdaFocalState:
-    """A session in which the trainer decides some steps; the state after them."""
+    """Post some steps to a session in which the trainer decides; return the final state."""
     opened = open_run(client, name, **asked)
     state = AdaFocalState.from_dict(opened["state"])
     for _ in range(steps):
@@ -94,11 +94,11 @@ def trained(client: httpx.Client, name: str, steps: int, **asked: Any) -> AdaFoc
 
 
 def good(answer: httpx.Response) -> Any:
-    """What was answered, and well."""
+    """Return the JSON of a response, which must be a success."""
     assert answer.is_success, answer.text
     return answer.json()
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """The status and the code of a refusal."""
+    """Return the status and the code of a refusal."""
     return answer.status_code, answer.json()["code"]

@@ -1,4 +1,4 @@
-"""Validation passes of training jobs, and the runs they make."""
+"""Validation passes of training jobs, and the runs they create."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def passes(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """A port that nobody listens at."""
+    """Return a URL at which no server listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{found.getsockname()[1]}"
@@ -50,14 +50,14 @@ def stepped(observing: AdaFocal | Monitor, *batches: tuple[object, object]) -> N
 
 
 def line_of(client: calibrd.Client, run: str) -> list[int]:
-    """The steps of a run, all of which the service has found right."""
+    """Return the steps of a run, all of which the service has verified."""
     history = client.run_history(run)
     assert all(step.verified in (True, None) for step in history)
     return [step.step for step in history]
 
 
 def has_line(client: calibrd.Client, run: str, *steps: int) -> bool:
-    """Whether these are its steps; a busy service may not know the run yet."""
+    """Return whether a run has these steps; a busy service may not know the run yet."""
     try:
         return line_of(client, run) == list(steps)
     except NotFound:
@@ -72,15 +72,15 @@ def in_outbox(folder: Path, statement: str, *values: object) -> list[tuple[Any, 
 
 
 def unsent(folder: Path) -> list[int]:
-    """The numbers of the passes in the only outbox below a folder that are still to be sent."""
+    """Return the numbers of the unsent passes in the only outbox below a folder."""
     found = in_outbox(folder, "SELECT number FROM passes WHERE NOT is_sent ORDER BY key, number")
     return [number for (number,) in found]
 
 
 @contextmanager
 def away(line: FaultyLine) -> Iterator[None]:
-    """Nothing reaches the service in the block."""
+    """Make the service unreachable within the block."""
     line.before = lambda asked: lose()
     yield
     line.before = lambda asked: None
-    time.sleep(0.3)  # who comes next comes later also by clocks that do not quite agree
+    time.sleep(0.3)  # the next job must begin later even by clocks that differ slightly

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed that train a small model; their service is killed meanwhile."""
+"""Ranks of torch.distributed train a small model while their service is killed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ RANK = Path(__file__).with_name("training_rank.py")
 
 @dataclass
 class Trained:
-    """What the ranks said, with and without a service, and what the service knows."""
+    """The output of the ranks with and without a service, and the state of the service."""
 
     ranks: list[dict[str, Any]]
     history: list[Any]
 
     @property
     def longest(self) -> float:
-        """The longest call on a training thread, in seconds."""
+        """Return the longest call on a training thread, in seconds."""
         return max(one["longest"] for one in self.ranks)
 
 
 def trained(folder: Path, world_size: int) -> Trained:
-    """Train, with a service that is killed after step 3 and is back after step 6."""
+    """Train with a service that is killed after step 3 and restarted after step 6."""
     service_folder = folder / "data"
     with running(service_folder, "--workers", "0") as first:
         port = str(urlsplit(first.url).port)
@@ -90,7 +90,7 @@ def _ranks(folder: Path, size: int, url: str) -> Iterator[list[subprocess.Popen[
 
 
 def _meet(folder: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:
-    """Wait until rank 0 is there."""
+    """Wait until rank 0 has reached this point."""
 
     def is_there() -> bool:
         assert all(process.poll() is None for process in processes), _logs(folder)

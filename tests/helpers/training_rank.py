@@ -1,6 +1,6 @@
-"""One rank of torch.distributed that trains a small model, in a process of its own.
+"""A rank of torch.distributed that trains a small model, in a process of its own.
 
-``training_ranks`` starts them; nothing of the service is loaded here.
+``training_ranks`` starts the ranks; this process imports nothing of the service.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECONDS = 120
 
 
 class Timed:
-    """Knows the longest of its calls."""
+    """Records the duration of its longest call."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -33,7 +33,7 @@ class Timed:
 
 
 def wait_for(path: Path) -> None:
-    """Until somebody has made a file."""
+    """Wait until a file exists."""
     end = time.monotonic() + SECONDS
     while not path.exists():
         assert time.monotonic() < end, f"{path} is not there in time"
@@ -41,7 +41,7 @@ def wait_for(path: Path) -> None:
 
 
 def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
-    """Train a linear model on a shard; the bits of the gammas, and the model, after each step."""
+    """Train a linear model on a shard; return the bits of gammas and weights after each step."""
     import torch
     import torch.distributed as dist
 
@@ -62,7 +62,7 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
             dist.all_reduce(gradient)
             weights = (weights - 0.8 * gradient / size).detach().requires_grad_()
         timed(steered.observe, inputs[64:] @ weights, labels[64:])
-        dist.barrier()  # ranks that are late are no matter of the call's
+        dist.barrier()  # the time spent waiting for late ranks does not count
         timed(steered.step)
         held = steered.state.gammas.tobytes() + steered.state.edges.tobytes()
         held += weights.detach().numpy().tobytes()
@@ -77,7 +77,7 @@ def train(client: str | None, folder: Path, timed: Timed) -> list[str]:
 
 
 def troubles(url: str) -> list[str]:
-    """What all are told when a run is refused, nobody has observed anything, or all closed."""
+    """Return the errors on all ranks if a run is refused, has no observations, or is closed."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Wheels of this project, built from a copy of its sources, and fresh environments for them."""
+"""Wheels of this project, built from a copy of its sources, and new environments for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*command: object, **options: Any) -> str:
 
 
 def built(folder: Path, *projects: str) -> list[Path]:
-    """Build the wheels of these projects, folders of the repository, in a copy of it."""
+    """Build the wheels of these projects, given by folder, in a copy of the repository."""
     for name in ("calibrd", "calibrators", "service", "distributions"):
         left = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=left)
@@ -40,7 +40,7 @@ def built(folder: Path, *projects: str) -> list[Path]:
 
 
 def installed(folder: Path, *wheels: Path) -> Path:
-    """Make a virtual environment with wheels and their dependencies; return its interpreter."""
+    """Create a virtual environment with wheels and their dependencies; return its interpreter."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"
     run(*pip(python), "install", "-q", "-c", ROOT / "constraints.txt", *wheels, env=ALONE)
@@ -48,9 +48,9 @@ def installed(folder: Path, *wheels: Path) -> Path:
 
 
 def installed_with_links(folder: Path, *wheels: Path) -> Path:
-    """Do the same, with links to this environment's packages for all dependencies.
+    """Do the same with links to this environment's packages for all dependencies.
 
-    Only what the wheels ask for, directly or not, is linked. It takes 3 seconds where pip takes 30.
+    Only direct and indirect dependencies of the wheels are linked. It takes 3 seconds, not 30.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"
@@ -65,7 +65,7 @@ def installed_with_links(folder: Path, *wheels: Path) -> Path:
 
 
 def _dependencies(packages: Path) -> list[metadata.Distribution]:
-    """Return what the distributions of a folder ask for, directly or not, of this environment."""
+    """Return the direct and indirect dependencies of a folder's distributions, from here."""
     own = {canonicalize_name(one.name): one for one in metadata.distributions(path=[str(packages)])}
     waiting = [(name, "") for name in own]
     seen: set[tuple[str, str]] = set()
@@ -82,11 +82,11 @@ def _dependencies(packages: Path) -> list[metadata.Distribution]:
 
 
 def pip(python: Path) -> tuple[object, ...]:
-    """Our own pip, at work on another environment, which so need not hold one."""
+    """Run this environment's pip on another environment, which then needs no pip of its own."""
     return (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
 
 
 def outside(folder: Path) -> dict[str, Any]:
-    """Options for a process in a folder where the repository is not on the path."""
+    """Return options for a process in a folder that does not have the repository on its path."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return {"cwd": folder, "env": kept | {"CALIBRD_CACHE_DIR": str(folder / "cache")}}

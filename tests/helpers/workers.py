@@ -1,4 +1,4 @@
-"""Worker processes for tests of fits; stopped by their process ids at the end."""
+"""Worker processes for tests of fits, stopped by their process ids at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.live_service import wait_until
 from service.storage.records import Fit, FitStatus
 from service.worker.housekeeping import Housekeeping, WorkerPace
 
-# as in service, but quicker to take a worker for dead
+# as in production, but workers are considered dead sooner
 WORKER = """
 from service.fits.service import QUEUES
 from service.worker.housekeeping import WorkerPace
@@ -26,14 +26,14 @@ RUNNING = (FitStatus.RUNNING,)
 
 
 class Crew:
-    """Workers of one place, each of both queues."""
+    """Workers in one place, each serving both queues."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def add(self, count: int = 1, **environment: str) -> None:
-        """Start more of them."""
+        """Start more workers."""
         for _ in range(count):
             with (self._folder / f"worker-{len(self.processes)}.log").open("ab") as log:
                 process = subprocess.Popen(
@@ -44,11 +44,11 @@ class Crew:
             self.processes.append(process)
 
     def log(self) -> str:
-        """What all of them have logged."""
+        """Return the logs of all workers."""
         return "".join(path.read_text() for path in sorted(self._folder.glob("worker-*.log")))
 
     def running(self, fit: Fit) -> subprocess.Popen[bytes]:
-        """The process that a fit runs in, some way into it."""
+        """Wait until a fit has made progress; return the process that runs it."""
         self.place.wait(fit, RUNNING)
         wait_until(lambda: (self.place.fit(fit.id).progress or {}).get("step"))
         worker = self.place.fit(fit.id).worker or ""
@@ -56,13 +56,13 @@ class Crew:
         return process
 
     def replace(self, gone: subprocess.Popen[bytes]) -> None:
-        """Start another for one that has ended."""
+        """Start a worker in place of one that has ended."""
         gone.wait(10)
         self.processes.remove(gone)
         self.add()
 
     def end(self, count: int | None = None) -> None:
-        """Kill so many, the last first, or all."""
+        """Kill this many workers, the last first, or all."""
         for process in self.processes[-count:] if count else list(self.processes):
             process.kill()
             process.wait()
@@ -80,7 +80,7 @@ def housekeeping(
     current_fits: Callable[[], Collection[str] | None] = set,
     **pace: float,
 ) -> Housekeeping:
-    """The housekeeping of a worker that takes no fits."""
+    """Return the housekeeping of a worker that takes no fits."""
     return Housekeeping(
         place.database,
         place.blobs,

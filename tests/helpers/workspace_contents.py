@@ -1,4 +1,4 @@
-"""One of each thing that a workspace holds, made over HTTP."""
+"""One object of each kind in a workspace, created over HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDEMPOTENCY_KEY = "the-first-order"
 
 @dataclass(frozen=True)
 class Things:
-    """The ids of what a caller made."""
+    """The ids of the objects that a caller created."""
 
     dataset: str
     sha256: str
@@ -39,13 +39,13 @@ class Things:
 
 
 def dataset_body() -> bytes:
-    """A small dataset."""
+    """Return the body of a small dataset."""
     return npz(*sample(60, CLASSES))
 
 
 @functools.cache
 def fitted_elsewhere() -> dict[str, Any]:
-    """The body that registers a map, with the report and the judged rows that go with it."""
+    """Return the body that registers a map with its report and judged rows."""
     judged = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1200, CLASSES)))
     rows = base64.b64encode(judged.rows.dump()).decode()
     facts = {"report": judged.report.to_dict(), "judged_rows": rows, "model": "sha256:0f1e"}
@@ -53,7 +53,7 @@ def fitted_elsewhere() -> dict[str, Any]:
 
 
 def make_one_of_each(client: httpx.Client) -> Things:
-    """A dataset, an upload with a part, a fit that waits, a version, an alias, a key and a run."""
+    """Create a dataset, an upload with a part, a fit, a version, an alias, a key and a run."""
     body = dataset_body()
     dataset = _made(client.post("/v1/datasets", content=body, headers=NPZ))["id"]
     upload = _made(client.post("/v1/datasets?upload=parts"))["id"]
@@ -62,7 +62,7 @@ def make_one_of_each(client: httpx.Client) -> Things:
     url = f"/v1/calibrators/{CALIBRATOR}/aliases/{ALIAS}"
     _made(client.put(url, json={"version": version["number"]}))
     key = _made(client.post("/v1/keys", json={"name": "spare", "scopes": ["predict"]}))["key"]
-    client.patch(f"/v1/runs/{RUN}", json={"archived": False})  # if it is there already
+    client.patch(f"/v1/runs/{RUN}", json={"archived": False})  # unless it exists
     run = _made(client.post("/v1/runs", json=run_body()))["name"]
     digest = hashlib.sha256(body).hexdigest()
     return Things(
@@ -77,12 +77,12 @@ def make_one_of_each(client: httpx.Client) -> Things:
 
 
 def run_body() -> dict[str, Any]:
-    """What opens the one session of the one run."""
+    """Return the body that opens the only session of the only run."""
     return {**OpenRunIn.example(), "name": RUN, "session": SESSION}
 
 
 def order_fit(client: httpx.Client, dataset: str) -> dict[str, Any]:
-    """A fit ordered with the one Idempotency-Key."""
+    """Start a fit with a fixed Idempotency-Key."""
     return _made(
         client.post(
             f"/v1/calibrators/{CALIBRATOR}/fits",

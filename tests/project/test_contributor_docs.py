@@ -1,4 +1,4 @@
-"""The documents for contributors are true: files and links exist, journeys are as listed."""
+"""The contributor documentation is correct: files and links exist, and journeys match the code."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ CONFIGURATION = (
     ".github/ISSUE_TEMPLATE/feature.yml",
     "CITATION.cff",
 )
-# middleware that is of use to predict calls alone
+# middleware that is only used for predict calls
 SHORTCUT = "service/serving/predict/shortcut.py"
 PRODUCT = ("calibrators/", "calibrd/", "service/")
-# where the list of a fit goes on in a worker
+# where the journey of a fit continues in a worker
 WORKER = "service/worker/queue_worker.py"
 every_document = pytest.mark.parametrize("document", DOCUMENTS)
 
 
 class Journey(NamedTuple):
-    """The files that a call passes through, and how many there may be."""
+    """The files that a call passes through, and the maximum number of files."""
 
     limit: int
     files: list[str]
@@ -74,7 +74,7 @@ def without_code(document: str) -> str:
 
 
 def paths_in(document: str) -> set[str]:
-    """Return the paths that a document names; those with a placeholder are left out."""
+    """Return the paths that a document names, except paths with a placeholder."""
     named = re.findall(r"`([^`\n]+)`", without_code(document))
     return {one for one in named if re.fullmatch(rf"{TOP_FOLDERS}/[\w./-]*", one)}
 
@@ -118,7 +118,7 @@ def test_links_resolve(document: str) -> None:
             assert anchor in anchors_of(str(target.relative_to(ROOT))), link
 
 
-def test_constants_that_contributors_extend_are_where_they_are_said_to_be() -> None:
+def test_constants_that_contributors_extend_exist() -> None:
     text = " ".join(text_of("CONTRIBUTING.md").split())
     said = [
         (path, name)
@@ -154,7 +154,7 @@ def test_a_journey_is_within_its_limit(title: str) -> None:
 
 
 class Trace:
-    """The files of the product that are entered while it is on."""
+    """Records the files of the product in which functions are called while it is active."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -169,7 +169,7 @@ class Trace:
 
 @contextmanager
 def traced() -> Iterator[Trace]:
-    """Trace this thread and those that are started meanwhile."""
+    """Trace this thread and all threads started within the block."""
     made, before = Trace(), sys.getprofile()
     threading.setprofile(made)
     sys.setprofile(made)
@@ -181,7 +181,7 @@ def traced() -> Iterator[Trace]:
 
 
 def shared() -> tuple[str, ...]:
-    """Return what the lists of journeys leave out."""
+    """Return the files that the lists of journeys leave out."""
     text = text_of(ARCHITECTURE).split("## Call paths")[1].split("A request enters")[0]
     return tuple(re.findall(r"`([\w./]+/[\w./]*)`", text))
 
@@ -225,7 +225,7 @@ def test_a_prediction_passes_through_the_files_listed(tmp_path: Path) -> None:
 
 
 def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) -> None:
-    """Up to the queue: what a worker does is in another process."""
+    """The journey ends at the queue, because workers run in other processes."""
     listed = JOURNEYS["Upload and fit"].files[: JOURNEYS["Upload and fit"].files.index(WORKER)]
     content = npz(*sample(rows=300, classes=4))
     url = "/v1/calibrators/fashion/fits?method=temperature"
@@ -240,7 +240,7 @@ def test_an_upload_with_a_fit_passes_through_the_files_listed(tmp_path: Path) ->
 
 
 def test_a_fit_in_a_worker_passes_through_the_files_listed(tmp_path: Path) -> None:
-    """From the claim on; files that were entered before are listed there."""
+    """The journey starts with the claim; files used before that are listed there."""
     listed = JOURNEYS["Upload and fit"].files
     all_metrics()  # the folder is scanned once in a process
     url = "/v1/calibrators/fashion/fits?method=temperature"

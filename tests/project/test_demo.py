@@ -1,4 +1,4 @@
-"""The demonstration runs, tells the truth, and leaves a page."""
+"""The demo runs, prints the correct figures, and writes a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_demo_prints_every_method_and_writes_its_page(
     cells = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert not LEFT_OUT & set(cells)  # the sample has no segments and no features
     shown = [line for line in lines if line.split()[:1] and line.split()[0] in all_methods()]
-    assert len({re.search(r"[a-z_]+$", line).start() for line in shown}) == 1  # one below the other
+    assert len({re.search(r"[a-z_]+$", line).start() for line in shown}) == 1  # in this order
     for name in (name for name, one in all_methods().items() if name not in LEFT_OUT):
         assert cells[name][1:3] == ["6.79", "%"]
         assert cells[name][-1] in ("improved", "trade_off", "no_measurable_change")
@@ -47,7 +47,7 @@ def test_without_torch_and_charts_every_method_is_fitted(
     target = tmp_path / "demo.html"
     assert run(["demo", "--out", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "left out, because this sample has no segments and no features: segmented" in printed
+    assert "Left out, because this sample has no segments or features: segmented" in printed
     assert target.read_text(encoding="utf-8").count("<svg") == 5
     assert run(["demo", "--json", "--out", str(target)]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The Docker files hold together, and all that they name exists. No engine is needed."""
+"""The Docker files are consistent, and everything they name exists. No Docker engine is needed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ service = pytest.mark.parametrize("name", SERVICES)
 
 
 def is_pinned(reference: str) -> bool:
-    """Whether an image has a tag, and one that stays what it is."""
+    """Return whether an image has a tag that does not change."""
     tag = reference.rpartition("/")[2].partition(":")[2]
     return bool(re.search(r"\d", tag)) and tag != "latest"
 
 
 def extras(stage: Stage) -> list[str]:
-    """The extras that its RUNs ask for."""
+    """Return the extras that the RUN instructions install."""
     found = []
     for one in stage.instructions:
         for words in commands(one) if one.word == "RUN" else ():
@@ -59,7 +59,7 @@ def extras(stage: Stage) -> list[str]:
 
 
 def installed(names: list[str]) -> set[str]:
-    """All distributions that the extras of this project bring, direct or not."""
+    """Return all distributions that the project's extras install, directly or indirectly."""
     waiting = [("calibrd", frozenset(names))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -190,7 +190,7 @@ def test_every_setting_named_is_one() -> None:
         S3Store("calibrd", config=given)  # raises for a name it does not know
 
 
-def test_compose_asks_for_what_the_example_has() -> None:
+def test_compose_needs_only_the_variables_of_the_example() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\$\{(\w+)", text)) == set(EXAMPLE)
     required = set(re.findall(r"\$\{(\w+):\?", text))
@@ -290,7 +290,7 @@ def test_the_proxy_passes_on_to_the_api_and_lets_its_limits_hold() -> None:
     predict, part = (int(one) * MEGABYTE for one in re.findall(r"max_body_size (\d+)m;", text))
     assert predict > Settings.model_fields["max_predict_bytes"].default
     assert part == Settings.model_fields["max_part_bytes"].default
-    # all that it writes lies where a read-only container can be written to
+    # it only writes to folders that are writable in a read-only container
     assert set(re.findall(r"(?:_temp_path|pid) (/\w+)/", text)) == {"/tmp"}  # noqa: S108
 
 
@@ -332,7 +332,7 @@ def test_the_guide_names_commands_and_paths_that_exist() -> None:
 
 
 def has_compose() -> bool:
-    """Whether there is a client of Docker that knows `compose`."""
+    """Return whether a Docker client with `compose` is installed."""
     if shutil.which("docker") is None:
         return False
     asked = ["docker", "compose", "version"]

@@ -1,4 +1,4 @@
-"""The documents name files, targets, fields and metrics that exist."""
+"""Files, targets, fields and metrics named in the documentation exist."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pages_of_the_site(node: object) -> set[str]:
     return {str(node)}
 
 
-# without what lies outside of `nav`: tags of mkdocs plugins are not plain YAML
+# only `nav`, because tags of mkdocs plugins are not plain YAML
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
 IN_NAVIGATION = pages_of_the_site(yaml.safe_load(NAVIGATION))
 

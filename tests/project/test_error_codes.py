@@ -1,4 +1,4 @@
-"""Every code that is raised is in the table of codes, and every row of the table is raised."""
+"""Every raised code is in the table of codes, and every code in the table is raised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATUSES = {
 
 
 def parameter_places(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Functions and classes that take a ``code``, and which argument it is."""
+    """Return the functions and classes that take a ``code``, and the position of that argument."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [one.arg for one in node.args.args]
@@ -56,7 +56,7 @@ def parameter_places(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
-    """Arguments of a class: of its ``__init__``, or the fields of a dataclass."""
+    """Return the arguments of a class: those of ``__init__``, or the fields of a dataclass."""
     for one in node.body:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
             return [argument.arg for argument in one.args.args[1:]]
@@ -66,7 +66,7 @@ def _fields(node: ast.ClassDef) -> list[str]:
 
 
 def places() -> dict[str, int]:
-    """Return which argument of a call is a code, by the name of what is called."""
+    """Return the position of the argument ``code``, by the name of the function or class."""
     found = {name: at for tree in SOURCES.values() for name, at in parameter_places(tree)}
     parents = {
         node.name: [getattr(base, "id", getattr(base, "attr", "")) for base in node.bases]
@@ -84,7 +84,7 @@ PLACES = places()
 
 
 def raised_in(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """The literal codes of a source: what is called, the code, and the line."""
+    """Return the literal codes in a source file: the name called, the code, and the line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -98,7 +98,7 @@ RAISED = [(path, *found) for path, tree in SOURCES.items() for found in raised_i
 
 
 def texts_in(tree: ast.AST) -> Iterator[str]:
-    """All strings of a source, but those that something is compared with."""
+    """Return all strings in a source file, except those used in comparisons."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -1,4 +1,4 @@
-"""What importing costs, and what is public."""
+"""The cost of importing, and the public names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
 
 def test_import_costs_little_more_than_numpy() -> None:
     def seconds(code: str) -> float:
-        """Of the processor: how busy the machine is else is of little account."""
+        """Return processor time, which hardly depends on how busy the machine is."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run(code)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

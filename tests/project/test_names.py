@@ -1,4 +1,4 @@
-"""Module and class names: one word for one thing, nouns that say what is inside."""
+"""Names of modules and classes: one word per concept, and nouns that say what is inside."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TERMS = {
     "training",
 }
 ENDINGS = re.compile(r"(ings?|ers?|eds?|es|s|ions?)$")
-# names that meant several things; each has one meaning, or none, now
+# names that used to be ambiguous; each now has at most one meaning
 ONCE = ("Asked", "Segments", "Observed", "Rows", "Entry")
 
 

@@ -1,4 +1,4 @@
-"""docs/studies/papers.md lists every numbered item of the papers, and names code that exists."""
+"""docs/studies/papers.md lists every numbered item of the papers, and the code it names exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AU_APPENDIX = {"Table": 4, "Figure": 6}
 
 
 class Row(NamedTuple):
-    """A row of one of the tables."""
+    """A row of a table in papers.md."""
 
     paper: str
     item: str
@@ -45,7 +45,7 @@ ROWS = list(rows())
 
 
 def numbers(items: list[str], kind: str) -> list[int]:
-    """Return the numbers that these cells list for a kind of item, ranges included."""
+    """Return the numbers that these cells list for a kind of item, with ranges expanded."""
     found: list[int] = []
     for item in items:
         for listed in re.findall(rf"{re.escape(kind)}s? ((?:\d+(?:, | to )?)+)", item):

@@ -1,4 +1,4 @@
-"""Every package that is installed is pinned, with the version that is installed."""
+"""Every installed package is pinned, at the installed version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWN = {"pip", "calibrd", "calibrd-server"}
 
 
 def name_of(text: str) -> str:
-    """A name as indexes compare it."""
+    """Return a package name in normalised form."""
     return re.sub(r"[-_.]+", "-", text).lower()
 
 

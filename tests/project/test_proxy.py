@@ -1,4 +1,4 @@
-"""The proxy's configuration in a real nginx: a request that ends replicas ends two at most."""
+"""The proxy's configuration in a real nginx: a request that kills replicas kills at most two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="there is 
 
 
 class Poisoned:
-    """A replica that reads a request and ends without an answer, as one that was killed does."""
+    """A replica that reads a request and closes without a response, like a killed process."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -42,7 +42,7 @@ class Poisoned:
                     self.requests += 1
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         with contextlib.suppress(OSError):  # it is closed already
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -59,7 +59,7 @@ def replicas() -> Iterator[list[Poisoned]]:
 
 @pytest.fixture
 def proxy(replicas: list[Poisoned], tmp_path: Path) -> Iterator[str]:
-    """nginx with docker/nginx.conf, on loopback, in front of these replicas."""
+    """Run nginx with docker/nginx.conf on loopback, in front of these replicas."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = (ROOT / "docker/nginx.conf").read_text()
@@ -119,5 +119,5 @@ def test_a_replica_that_cannot_be_reached_is_passed_over(
         one.close()
     for _ in range(4 * REPLICAS):
         httpx.post(f"{proxy}/v1/calibrators/digits@1/predict", content=b"{}", timeout=30)
-    # more than its share: of those sent to the others, some come here in the second try
+    # more than its share, because some requests are retried here
     assert replicas[0].requests > REPLICAS

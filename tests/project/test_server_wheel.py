@@ -1,4 +1,4 @@
-"""What `pip install calibrd-server` brings: the service, and its commands as those of `calibrd`."""
+"""`pip install calibrd-server` installs the service and adds its commands to `calibrd`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def calibrd(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of a fresh environment with both wheels."""
+    """Return the `calibrd` command of a new environment with both wheels."""
     folder = tmp_path_factory.mktemp("fresh")
     return installed_with_links(folder, *wheels).with_name("calibrd")
 
 
 @pytest.fixture(scope="module")
 def served(calibrd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """`calibrd serve` in a folder with a package of somebody else's that is called `service`."""
+    """Run `calibrd serve` in a folder that contains an unrelated package called `service`."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "service").mkdir()
     (folder / "service/__init__.py").write_text("raise SystemExit('not ours')\n")
@@ -64,7 +64,7 @@ def test_the_wheel_holds_every_file_of_the_service(wheels: list[Path]) -> None:
     assert found == {name for name in files if "__pycache__" not in name}
 
 
-def test_the_server_asks_for_its_own_sdk_and_not_for_torch(
+def test_the_server_requires_its_own_sdk_and_not_torch(
     wheels: list[Path], calibrd: Path, tmp_path: Path
 ) -> None:
     archive = zipfile.ZipFile(wheels[1])

@@ -1,4 +1,4 @@
-"""The AdaFocal study in its quick form, and where it finds Fashion-MNIST."""
+"""The AdaFocal study in quick mode, and how it finds Fashion-MNIST."""
 
 import functools
 import gzip
@@ -19,7 +19,7 @@ STUDIES = Path(__file__).parent.parent.parent / "studies"
 
 @pytest.fixture(scope="module", autouse=True)
 def studies():
-    """The studies' modules can be imported, and leave torch's threads as they were."""
+    """Make the modules of the studies importable, and restore torch's number of threads."""
     threads = torch.get_num_threads()
     sys.path.insert(0, str(STUDIES))
     yield
@@ -34,7 +34,7 @@ def fashion_mnist():
 
 @pytest.fixture
 def files(fashion_mnist, tmp_path, monkeypatch):
-    """A folder with the four packed files, of few images, and their true hashes."""
+    """Return a folder with the four packed files with few images, and their actual hashes."""
     folder = tmp_path / "files"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -119,7 +119,7 @@ def test_quick_exploration_writes_its_own_table(tmp_path, monkeypatch, capsys):
     assert 100 * (1 - last["accuracy"]) == pytest.approx(chosen_on["error"])
 
 
-def test_fixed_losses_are_what_their_names_say():
+def test_fixed_losses_match_their_names():
     training = importlib.import_module("adafocal_training")
     logits = 2 * torch.randn(50, 10, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(50) % 10

@@ -1,4 +1,4 @@
-"""The study of losses in its quick form, and what it is made of."""
+"""The study of losses in quick mode, and its components."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES = ("Before any map", "After temperature scaling", "After SMART")
 
 @pytest.fixture(scope="module", autouse=True)
 def studies() -> Iterator[None]:
-    """The studies' modules can be imported, and leave torch's threads as they were."""
+    """Make the modules of the studies importable, and restore torch's number of threads."""
     threads = torch.get_num_threads()
     sys.path.insert(0, str(STUDIES))
     yield
@@ -73,7 +73,7 @@ def test_the_long_tail_falls_by_its_imbalance(imbalance: int) -> None:
     assert ratios == pytest.approx(np.full(9, imbalance ** (-1 / 9)), rel=0.05)
 
 
-def test_only_the_long_tails_asked_for_are_run(
+def test_only_the_requested_long_tails_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = importlib.import_module("losses")
@@ -116,4 +116,4 @@ def test_a_changed_plan_is_run_again(tmp_path: Path) -> None:
     other = plan("focal", (("gamma", 2.0),), "balanced", 4, 9)
     (tmp_path / f"{plans[0].file}.json").rename(tmp_path / f"{other.file}.json")
     kept.run_all([other], run, "all", tmp_path, 1)
-    assert len(ran) == 3  # what was kept under its name is of another plan
+    assert len(ran) == 3  # the stored result belongs to another plan

@@ -1,4 +1,4 @@
-"""The studies of post-hoc methods and of auto's rules on small synthetic sets."""
+"""The studies of post-hoc methods and of the rules of `auto`, on small synthetic sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def studies() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two sets that are fitted on another file, one of them shifted."""
+    """Return a folder with two sets whose maps are fitted on another file; one set is shifted."""
     place = tmp_path / "sets"
     place.mkdir()
     for name, seed, factor in (("a__cal", 0, 1), ("a__test", 1, 1), ("a__shift_up", 2, 2)):

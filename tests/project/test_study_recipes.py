@@ -1,4 +1,4 @@
-"""The recipes in their quick form, and what they are made of."""
+"""The training recipes in quick mode, and their components."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ untrained = pytest.mark.filterwarnings("ignore::calibrators.errors.CalibrationWa
 
 @pytest.fixture(scope="module", autouse=True)
 def studies() -> Iterator[None]:
-    """The studies' modules can be imported, and leave torch's threads as they were."""
+    """Make the modules of the studies importable, and restore torch's number of threads."""
     threads = torch.get_num_threads()
     sys.path.insert(0, str(STUDIES))
     yield
@@ -113,7 +113,7 @@ def test_crop_and_flip_shift_and_mirror_in_training_only() -> None:
     assert 16 < mirrored < 48
 
 
-def test_networks_have_the_weights_their_documentation_says() -> None:
+def test_networks_have_the_documented_number_of_weights() -> None:
     tasks = importlib.import_module("recipe_tasks")
     images = tasks.Rows(np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9]))
     model = tasks.residual_network(images)

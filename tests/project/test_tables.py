@@ -1,4 +1,4 @@
-"""docs/tables.py writes the tables of the documents from the code, and notices stale ones."""
+"""docs/tables.py generates the tables of the documentation and detects stale ones."""
 
 from __future__ import annotations
 

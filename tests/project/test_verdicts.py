@@ -1,4 +1,4 @@
-"""Verdicts: what they rest on, what they say, and how often they mislead."""
+"""Verdicts: the figures behind them, their wording, and how often they mislead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def study() -> Iterator[Any]:
 
 
 def ruined() -> Report:
-    """Overconfident before; afterwards every row has the accuracy as its confidence."""
+    """Return rows that are overconfident before; afterwards all have the accuracy as confidence."""
     random = np.random.default_rng(0)
     logits = 3 * random.normal(size=(2000, 2))
     labels = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
@@ -59,7 +59,7 @@ def test_any_loss_makes_a_trade_off(name: str, loss: Interval) -> None:
 
 
 def test_without_a_gain_a_loss_must_hold_among_five() -> None:
-    """The interval of the Brier score alone holds no 0, that for all five together does."""
+    """The interval of the Brier score excludes 0 on its own, but not when corrected for five."""
     loss = Interval(0.0040, 0.0006, 0.0074, 0.95)
     assert together(loss).low < 0
     assert decide(1000, SAME | {"brier": loss}) is Verdict.NO_MEASURABLE_CHANGE
@@ -79,7 +79,7 @@ def test_a_tenth_of_a_point_of_auroc_is_no_loss_and_a_wide_interval_is_a_doubt()
     assert decide(200, BETTER | risen) is Verdict.IMPROVED
 
 
-def test_every_form_says_what_got_worse_and_by_how_much() -> None:
+def test_every_form_names_losses_and_their_size() -> None:
     report = ruined()
     assert report.verdict is Verdict.TRADE_OFF
     assert "refinement_auroc" in report.lost
@@ -106,7 +106,7 @@ def test_a_report_without_intervals_of_ranking_is_read_and_explained() -> None:
 
 
 def test_a_calibrated_model_is_seldom_called_anything(study: Any) -> None:
-    """60 sets of each kind; the study takes 1,000. At most 5 % is 3 expected, 9 are not."""
+    """60 sets of each kind; the study uses 1,000. At 5 %, 3 are expected; 9 are too many."""
     for name, n, k in (("temperature scaling", 200, 2), ("two equal models", 300, 10)):
         found = study.verdicts(study.Case("calibrated", name, n, k), range(60))
         assert found["improved"] + found["worse"] <= 8, found
@@ -132,7 +132,7 @@ def test_a_map_that_does_good_gets_its_due(study: Any) -> None:
 
 
 def at_confidence(n: int, gap: float, seed: int) -> Report:
-    """Binary rows at many confidences, right less often than they say by a gap."""
+    """Return binary rows at many confidences, whose accuracy is lower by ``gap``."""
     random = np.random.default_rng(seed)
     confidence = random.uniform(0.6 + max(gap, 0.0), 1.0, n)
     labels = (random.random(n) >= confidence - gap).astype(int)
@@ -140,7 +140,7 @@ def at_confidence(n: int, gap: float, seed: int) -> Report:
 
 
 def test_a_calibrated_model_does_not_fail_a_gate_of_the_ece() -> None:
-    """Its true ECE is 0, what it measures is noise: at most one in forty may fail."""
+    """Its true ECE is 0 and the measured ECE is noise: at most one in forty may fail."""
     reports = [at_confidence(400, 0.0, seed) for seed in range(120)]
     assert min(report.metrics["ece"] or 0.0 for report in reports) > 0.005
     assert sum(report.gate(1e-9, "ece") is Gate.FAIL for report in reports) <= 9
@@ -175,7 +175,7 @@ def test_a_gate_of_the_ece_decides_by_the_interval_it_names() -> None:
 
 
 def test_rows_that_are_all_right_pass_no_gate_of_the_ece_by_that_alone() -> None:
-    """100 of 100 right is no rarity at an accuracy of 0.965."""
+    """100 correct rows of 100 are not rare at an accuracy of 0.965."""
     rows = np.tile([0.999, 0.001], (100, 1))
     report = evaluate(rows, np.zeros(100, int), draws=2)
     assert report.gate(0.03, "ece") is Gate.INSUFFICIENT_DATA

@@ -18,7 +18,7 @@ from service.access.permissions import Scope
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests that are marked so over both ways to store things."""
+    """Run tests marked with both_backends on both storage backends."""
     is_marked = metafunc.definition.get_closest_marker("both_backends") is not None
     if is_marked and "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", ["embedded", "fleet"], indirect=True, scope="session")
@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """How things are stored: SQLite with a folder, or PostgreSQL with S3 (``fleet``)."""
+    """Return the storage backend: SQLite with a folder, or PostgreSQL with S3 (``fleet``)."""
     if getattr(request, "param", "embedded") == "embedded":
         return Embedded()
     found: Backend = request.getfixturevalue("shared_fleet")
@@ -35,7 +35,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="session")
 def service(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service without keys and with one worker, for all tests that only add to it."""
+    """Run a service without keys and with one worker, for tests that only add data."""
     settings = backend.settings(tmp_path_factory.mktemp("service"))
     with running(settings["data_dir"], **environment(settings)) as started:
         yield started
@@ -50,14 +50,14 @@ def client(service: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def local(backend: Backend, tmp_path: Path) -> Iterator[Local]:
-    """The app in process, without keys and without workers: fits wait."""
+    """Return the app in process, without keys or workers, so that fits stay queued."""
     with in_process(**backend.settings(tmp_path)) as made:
         yield made
 
 
 @pytest.fixture
 def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
-    """A workspace of its own, with a queue that nobody works at."""
+    """Return a new workspace with a queue that no worker serves."""
     made = Place(**backend.settings(tmp_path))
     yield made
     made.close()
@@ -65,14 +65,14 @@ def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def shared_app(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The app in process, for tests that each have a workspace in it."""
+    """Run the app in process, for tests that each use a workspace of their own in it."""
     with in_process(**backend.settings(tmp_path_factory.mktemp("shared"))) as made:
         yield made
 
 
 @pytest.fixture
 def tenant(shared_app: Local) -> Iterator[httpx.Client]:
-    """A client that has a workspace for itself."""
+    """Return a client with a workspace of its own."""
     parts = shared_app.app.state.parts
     with parts.database.write() as store:
         workspace = keys.workspace_named(store, f"ws-{uuid.uuid4().hex}", make=True).id
@@ -85,5 +85,5 @@ def tenant(shared_app: Local) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """A backup, for tests that change neither it nor what it was made of."""
+    """Return a backup, for tests that change neither the backup nor its source."""
     return backed_up(tmp_path_factory.mktemp("kept"))

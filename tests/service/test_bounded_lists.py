@@ -1,4 +1,4 @@
-"""Lists, aliases, keys and maps in memory are bounded, whatever one workspace makes of them."""
+"""Lists, aliases, keys and maps in memory are bounded, whatever one workspace does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits hold when many calls come at the same time."""
+"""Limits hold under many concurrent calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = 6
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> None:
-    """Let the others count as well before one that has counted goes on."""
+    """Delay each call after it has counted, so that others count as well."""
     count = getattr(kind, name)
 
     def counted(self: Any, workspace: str) -> int:
@@ -38,7 +38,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> None:
 
 
 def taken(call: Callable[[int], object]) -> int:
-    """Return how many calls of those made at once are taken."""
+    """Return how many of many concurrent calls are accepted."""
 
     def is_taken(number: int) -> bool:
         try:

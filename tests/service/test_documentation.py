@@ -1,4 +1,4 @@
-"""The scopes of docs/how-to/secure.md are true, and the README's lines run as pasted."""
+"""The scopes in docs/how-to/secure.md are correct, and the README's commands run unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_settings_come_from_the_environment_and_flags_win(tmp_path):
 
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory) -> tuple[str, Path, float]:
-    """What the README's curl lines print, where they wrote, and how long they took."""
+    """Return the output of the README's curl commands, their folder, and how long they took."""
     (lines,) = [one for one in re.findall(r"```bash\n(.*?)```", README, re.S) if "curl" in one]
     folder = tmp_path_factory.mktemp("pasted")
     (folder / "examples").symlink_to(ROOT / "examples")

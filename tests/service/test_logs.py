@@ -1,4 +1,4 @@
-"""Logs: one form for all of them, and neither secrets nor data in any."""
+"""Logs have a single format and contain neither secrets nor data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_both_kinds_of_logs_have_one_form(capsys: pytest.CaptureFixture[str]) ->
     assert all({"timestamp", "level", "logger"} <= set(line) for line in found)
 
 
-def test_levels_and_what_is_never_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_levels_and_what_is_never_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "json")
     structlog.get_logger().debug("too little")
     logging.getLogger("sqlalchemy.engine").info("SELECT 1")

@@ -1,4 +1,4 @@
-"""The service as its images run it: a read-only file system but for two folders, no rights."""
+"""The service as in its images: a read-only file system except two folders, no privileges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.database_servers import free_port
 from helpers.dockerfiles import Stage, stages
 from helpers.live_service import NPZ, ROOT, npz, sample, wait_until
 
-# the root file system is read-only but for two folders
+# the root file system is read-only except for two folders
 ENTER = """
 mount --bind "$1" "$1" && mount --bind "$2" "$2" && mount -o remount,bind,ro / || exit 99
 shift 2
@@ -35,7 +35,7 @@ WITHOUT_TORCH = (
 
 
 class Container:
-    """A place for processes that is like a container of an image."""
+    """An environment for processes that resembles a container of an image."""
 
     def __init__(self, folder: Path, image: Stage, port: int) -> None:
         self.data, self.temporary, self._image = folder / "data", folder / "tmp", image
@@ -51,7 +51,7 @@ class Container:
         }
 
     def command(self, *words: str) -> list[str]:
-        """How to run `python` with these words."""
+        """Return the command line that runs `python` with these arguments."""
         if os.geteuid() and not may_mount():
             return [sys.executable, *words]
         inside = [*POWERLESS, sys.executable, *words]
@@ -61,7 +61,7 @@ class Container:
         return [*UNSHARE, *enter, *inside]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """What a command in the container does."""
+        """Run a command in the container; return its output."""
         return subprocess.run(
             self.command(*words),
             cwd=self.folder,
@@ -73,13 +73,13 @@ class Container:
         )
 
     def is_healthy(self) -> bool:
-        """What the image's own check says."""
+        """Run the image's health check; return whether it succeeds."""
         assert self._image.check[0] == "python"
         return self.run(*self._image.check[1:]).returncode == 0
 
     @property
     def folder(self) -> Path:
-        """Where the sources lie: the project, or a copy that is read-only by its permissions."""
+        """Return the folder of the sources: the project, or a copy with read-only permissions."""
         if may_mount():
             return ROOT
         copy = self.data.parent / "app"
@@ -90,7 +90,7 @@ class Container:
 
     @contextmanager
     def running(self, ready: str, *words: str) -> Iterator[None]:
-        """A process in the container, from when it says so until the end of the block."""
+        """Run a process in the container from when it is ready until the end of the block."""
         log = self.temporary / f"{len(list(self.temporary.iterdir()))}.log"
         with log.open("w") as said:
             process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Container:
 
 @cache
 def may_mount() -> bool:
-    """Whether this user can have mounts of its own."""
+    """Return whether this user may create mounts."""
     tried = [*UNSHARE, "sh", "-c", "mount -o remount,bind,ro /"]
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
@@ -148,7 +148,7 @@ def test_images_write_to_two_folders_only(tmp_path: Path) -> None:
 
 
 def use(client: httpx.Client) -> None:
-    """Fit, and ask for all that may need a cache, a font or a scratch file."""
+    """Run a fit, and use everything that may need a cache, a font or a temporary file."""
     logits, labels = sample()
     fit = client.post(
         "/v1/calibrators/digits/fits?method=smart",

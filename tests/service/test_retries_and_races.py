@@ -1,4 +1,4 @@
-"""What happens when things are done twice, at once, or in the wrong order."""
+"""Operations that are repeated, concurrent, or in the wrong order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.both_backends
 
 
 def at_once(count: int, call):
-    """Call so often, at the same time."""
+    """Make this many concurrent calls."""
     start = threading.Barrier(count)
 
     def one(number: int):

@@ -1,7 +1,7 @@
-"""The outbox for a run: unsent validation passes, in an SQLite database.
+"""The outbox of a run: unsent validation passes in an SQLite database.
 
-A later process sends what an earlier one has left unsent. Each process holds a lock on a file
-next to the database while it is alive; the sessions of a process without a lock are taken over.
+A later process sends the passes that an earlier one left behind. Each live process holds a lock on
+a file next to the database; if the lock is free, another process takes over the sessions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DATABASE = "outbox.sqlite3"
 BUSY_SECONDS = 10.0
 OLD_LOCK_SECONDS = 86_400.0
 PAGE_BYTES, MAX_BYTES = 4096, 1 << 30
-# the newest pass of a session is kept after it is sent: it is the last position of the run
+# the newest pass of a session is kept after it is sent, because it records the run's position
 OPENING = (
     f"PRAGMA page_size = {PAGE_BYTES}",
     f"PRAGMA max_page_count = {MAX_BYTES // PAGE_BYTES}",
@@ -58,9 +58,10 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 
 @dataclass(frozen=True)
 class Recovered:
-    """The run's last position on this machine, when that session began, and its unsent passes.
+    """The run's last position on this machine, and the sessions that are left to send.
 
-    ``has_unsent`` covers all processes; ``sessions`` are those taken over from dead processes.
+    ``begun`` is when the session of that position began. ``has_unsent`` covers all processes;
+    ``sessions`` are those taken over from dead processes.
     """
 
     last: Start | None = None
@@ -70,10 +71,10 @@ class Recovered:
 
 
 class Outbox:
-    """The database for one run, and the thread that runs its statements one at a time.
+    """The database of one run, and the thread that runs its statements one at a time.
 
-    No other thread waits for a disk that hangs. Each call opens the database again, so that it may
-    be deleted and is never open during a fork.
+    Only that thread can be blocked by a hanging disk. Each call opens the database anew, so the
+    file may be deleted in between and is never open during a fork.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,36 +90,36 @@ class Outbox:
 
     @classmethod
     def of(cls, connection: Connection, run: str, folder: str | Path | None) -> Outbox:
-        """Return the outbox for a run, a service and a key, which stands for its workspace."""
+        """Return the outbox for a run, a service and an API key, which identifies the workspace."""
         place = _short(f"{connection.url}\n{run}")
         key = _short(f"{connection.url}\n{connection.api_key or ''}\n{run}")
         base = state_folder() if folder is None else Path(folder)
         return cls(base / f"{run}-{place}-{key}" / DATABASE)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Call one of the methods below on the outbox's thread, after those submitted before."""
+        """Queue a call of one of the methods below on the outbox's thread; return its future."""
         future: Future[T] = Future()
         self._tasks.put((future, lambda: call(*args, **options)))
         return future
 
     def shutdown(self) -> Future[None]:
-        """Finish the submitted calls and stop; unsent passes are left to a later process."""
+        """Finish the submitted calls, then stop; a later process can send the unsent passes."""
         released = self.submit(self._release)
         self._tasks.put(None)
         return released
 
     def after_fork(self) -> None:
-        """Leave the lock to the parent process."""
+        """Close this process's handle of the lock, which the parent process still holds."""
         if self._lock is not None:
             self._lock.close()
 
     def recover(self) -> Recovered:
-        """Take over what dead processes left; return it with the last position of the run."""
+        """Take over the sessions of dead processes; return them with the run's last position."""
         for path in self._of_other_keys():
             _log.warning(
-                "unsent steps of another API key are in %s: only that key can send them", path
+                "%s holds unsent steps of another API key: only that key can send them", path
             )
-        for lock in self.path.parent.glob("*.lock"):  # of processes that were killed long ago
+        for lock in self.path.parent.glob("*.lock"):  # remove those of long-dead processes
             with contextlib.suppress(OSError):
                 if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS and not _is_held(lock):
                     lock.unlink()
@@ -135,7 +136,7 @@ class Outbox:
             return Recovered()
 
     def plan(self, key: str, plan: SessionPlan) -> None:
-        """Store how to open a session from now on, for this process or a later one."""
+        """Store the plan by which this process or a later one opens a session."""
         self._plans[key] = (plan.begun, plan.to_json())
         if self.path.exists():
             with self._opened() as database:
@@ -143,7 +144,7 @@ class Outbox:
                 database.execute("UPDATE sessions SET begun = ?, plan = ? WHERE key = ?", values)
 
     def add(self, key: str, *passes: Pass) -> None:
-        """Write passes of a planned session, unless they are stored already."""
+        """Write passes of a planned session unless they are already stored."""
         self._hold_lock()
         with self._opened() as database:
             database.execute(
@@ -202,7 +203,7 @@ class Outbox:
                     continue
             except OSError as error:
                 _log.warning(
-                    "cannot read what was left in %s: %s", self.path.with_name(owner), error
+                    "cannot check whether %s is locked: %s", self.path.with_name(owner), error
                 )
                 continue
             self._hold_lock()
@@ -219,14 +220,14 @@ class Outbox:
                 sessions.append((key, plan))
                 self._plans[key] = (plan.begun, text)
             except UNREADABLE as error:
-                _log.warning("cannot read a session that was left in %s: %s", self.path, error)
+                _log.warning("cannot read an unsent session in %s: %s", self.path, error)
         last, begun = self._last(database)
         return Recovered(last, begun, bool(unsent), tuple(sessions))
 
     def _last(self, database: sqlite3.Connection) -> tuple[Start | None, float]:
-        """Return the position after the newest readable pass, and when its session began.
+        """Return the position after the newest readable pass, and the start time of its session.
 
-        The position is unknown for sessions in which the service decides.
+        Sessions in which the service decides have no known position.
         """
         for text, number, state in database.execute(
             "SELECT plan, number, state FROM sessions JOIN passes USING (key)"
@@ -241,7 +242,7 @@ class Outbox:
         return None, 0.0
 
     def _of_other_keys(self) -> list[Path]:
-        """Return outboxes that dead processes left for this run and service under other keys."""
+        """Return this run's outboxes under other keys that hold unsent passes of dead processes."""
         folder = self.path.parent
         name = folder.name.rpartition("-")[0]
         others = sorted(folder.parent.glob(f"{name}-*/{DATABASE}"))
@@ -260,7 +261,7 @@ class Outbox:
     def _hold_lock(self) -> None:
         if self._lock is not None and self._lock_path.exists():
             return
-        self._release()  # the folder has been deleted
+        self._release()  # in case the folder has been deleted
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock_path.touch(mode=0o600)
         self._lock = locked(self._lock_path)
@@ -272,7 +273,7 @@ class Outbox:
 
 
 def state_folder() -> Path:
-    """Return the folder of outboxes, in CALIBRD_STATE_DIR or this system's state folder."""
+    """Return the folder of all outboxes, in CALIBRD_STATE_DIR or the system's state folder."""
     path = os.environ.get("CALIBRD_STATE_DIR")
     base = Path(path) if path else platformdirs.user_state_path("calibrd", ensure_exists=False)
     return base / "runs"
@@ -285,7 +286,7 @@ def _work(tasks: Tasks) -> None:
             future.set_result(call())
         except Exception as error:  # noqa: BLE001 - raised by the future's result()
             future.set_exception(error)
-        del task, future, call  # so that what they hold can be freed
+        del task, future, call  # so that the objects they refer to can be freed
 
 
 def _is_held(lock: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Report a run from the training job: find where it begins, and submit its steps for sending."""
+"""Report a training job as a run: find its starting position, and submit its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from calibrd.transport.connection import Connection
 
 _log = logging.getLogger("calibrd")
 
-# the service stores times less precisely; a session continued as another begins a bit later
+# the service stores times less precisely, and a continued session begins slightly later
 SAME_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -29,9 +29,9 @@ Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """Submits passes to the outbox, which writes them, and to the sender.
+    """Submits passes to the outbox, which writes them to disk, and to the sender.
 
-    No call waits longer than ``budget`` seconds, whatever the disk and the network do.
+    No call waits longer than ``budget`` seconds, even if the disk or the network hangs.
     """
 
     def __init__(
@@ -54,15 +54,16 @@ class Reporter:
         self._sender = Sender(connection, self._outbox)
         self._dropped = weakref.finalize(self, self._sender.end)
         self._dropped.atexit = False
-        # unlike atexit, it also runs when a process of multiprocessing ends
+        # unlike atexit, this also runs at the end of a multiprocessing child process
         self._at_exit = multiprocessing.util.Finalize(
             None, _close, (weakref.ref(self),), exitpriority=100
         )
 
     def begin(self, first: Start, *, fresh: bool) -> Start:
-        """Return where to begin: the run's position on the service or this machine, or ``first``.
+        """Open a session; return its start: the run's position, or ``first`` if there is none.
 
-        Raise the service's error if it refuses.
+        The position is that on the service or on this machine, whichever is newer. If the service
+        refuses the session, its error is raised.
         """
         until = time.monotonic() + self._budget
         try:
@@ -81,8 +82,8 @@ class Reporter:
         self._at = start or first
         if opened is None:
             self._warn(
-                "no response from the service within %g s (%s): training %s step %d, and steps are "
-                "waiting to be sent",
+                "no response from the service within %g s (%s): training %s step %d; steps will be "
+                "sent later",
                 self._budget,
                 self._sender.last_error or "no response",
                 how,
@@ -95,7 +96,7 @@ class Reporter:
         return self._at
 
     def record(self, statistics: BinStatistics, before: Start, after: AdaFocalState | None) -> None:
-        """Submit a pass and the state after it; wait within the budget until it is on disk."""
+        """Submit a pass and the state after it; wait until it is on disk, within the budget."""
         self._hand_over(statistics, before, after, time.monotonic() + self._budget)
         self._at = Start(before.step + 1, after)
 
@@ -104,7 +105,7 @@ class Reporter:
         statistics: BinStatistics,
         before: Start,
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or the rank's own if that is late."""
+        """Submit a rank's pass; return the service's state, or the rank's own after the budget."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
@@ -115,7 +116,7 @@ class Reporter:
                 self._warn(
                     "no merged state within %g s (%s): rank %d continues with its own, at step %d",
                     self._budget,
-                    self._sender.last_error or "the others have not sent their statistics",
+                    self._sender.last_error or "other ranks have not sent their statistics",
                     self._plan.rank,
                     after.step,
                 )
@@ -126,7 +127,7 @@ class Reporter:
         return after
 
     def close(self) -> None:
-        """Send what can be sent within the budget; the rest stays on disk."""
+        """Send as many steps as possible within the budget; the rest stays on disk."""
         if self._is_closed:
             return
         self._end()
@@ -148,7 +149,7 @@ class Reporter:
         reading = self._outbox.submit(self._outbox.recover)
         try:
             recovered = reading.result(_seconds_to(until))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training begins
+        except Exception as error:  # noqa: BLE001 - no error may prevent training
             reason = error if reading.done() else "it takes too long"
             self._warn("cannot read %s: %s", self._outbox.path, reason)
             reading.add_done_callback(self._send_late)
@@ -157,7 +158,7 @@ class Reporter:
         return recovered
 
     def _send_late(self, reading: Future[Recovered]) -> None:
-        """Send the steps left by other processes once read: they now belong to this process."""
+        """Send the steps that other processes left behind, once they have been read."""
         if reading.exception() is None:
             self._send_left(reading.result())
 
@@ -166,7 +167,7 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return the run's position on this machine, unless the service has a newer one."""
+        """Return the run's position, here or on the service, with words for the log."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()
@@ -177,7 +178,7 @@ class Reporter:
         return self._fitting(known.start) or first, "begins at"
 
     def _fitting(self, start: Start | None) -> Start | None:
-        """Return the position if this plan can continue there; if not, the service reports why."""
+        """Return the position if this plan can continue from it; otherwise the service refuses."""
         if start is None or self._plan.settings is None:
             return start and Start(start.step)
         is_same = start.state is not None and start.state.settings == self._plan.settings
@@ -190,7 +191,7 @@ class Reporter:
         id = (f"{name}.{self._count}" if self._count else name) if name else new_session()
         self._count += 1
         self._number, self._decision = 0, None
-        # a clock may be set back, but the later session must be the newer one
+        # later sessions must have later times, even if the clock is set back
         self._begun = max(time.time(), self._begun + 0.001)
         plan = replace(self._plan, session=id, start=start, begun=self._begun)
         self._session = Session(plan)
@@ -207,18 +208,18 @@ class Reporter:
         is_wanted: bool = False,
     ) -> Session:
         session = self._session
-        if session is None or before != self._at:  # a checkpoint was loaded
+        if session is None or before != self._at:  # a checkpoint has been loaded
             session = self._begin_session(before)
             session.opening.cancel()
         self._number += 1
         known = before.state if after is not None else None
         one = Pass(self._number, statistics.to_bytes(), after, known)
-        # submitted before it can be sent, so that it is written before it is deleted
+        # queued for writing before sending, so that it is not deleted before it is written
         written = self._outbox.submit(self._outbox.add, session.key, one)
         self._sender.add(session, one, until if is_wanted else 0.0)
         try:
             written.result(_seconds_to(until))
-        except Exception as error:  # noqa: BLE001 - whatever it is, training continues
+        except Exception as error:  # noqa: BLE001 - no error may stop training
             if not self._has_warned:
                 self._warn(
                     "cannot write to %s (%s): unsent steps are lost when this process ends",
@@ -229,7 +230,7 @@ class Reporter:
         return session
 
     def _newest(self, before: Start) -> AdaFocalState:
-        assert before.state is not None  # noqa: S101 - only AdaFocal exchanges
+        assert before.state is not None  # noqa: S101 - only AdaFocal calls exchange
         known = self._decision and self._decision[1]
         return known if known is not None and known.step >= before.step else before.state
 
@@ -238,7 +239,7 @@ class Reporter:
 
 
 def connection_of(client: Service) -> Connection | None:
-    """Return the connection of a client or to a URL; None if ``client`` is None."""
+    """Return the connection of a client, or a new one for a URL; None if ``client`` is None."""
     if client is None or isinstance(client, Connection):
         return client
     if isinstance(client, str):
@@ -249,7 +250,7 @@ def connection_of(client: Service) -> Connection | None:
 
 
 def _result(future: Future[T], until: float) -> T | None:
-    """Return the result of a future by ``until``, or cancel it and return None."""
+    """Return the result of a future; if it is not ready by ``until``, cancel it and return None."""
     try:
         return future.result(_seconds_to(until))
     except TimeoutError:

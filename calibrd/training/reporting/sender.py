@@ -1,4 +1,4 @@
-"""The thread that sends steps to the service, so that training does not wait."""
+"""A thread that sends steps to the service, so that training does not wait."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ LOST = ("no_such_run", "no_such_session")
 
 
 class RunPosition(NamedTuple):
-    """A run's position on the service (None if it is new) and when its session began, if known."""
+    """A run's position on the service (None for a new run); ``begun`` is its session's start."""
 
     start: Start | None = None
     begun: float = 0.0
 
 
 class Session:
-    """A session in the run; threads other than the sender's use only its key, future and queue.
+    """A session of the run; other threads than the sender's use only its key, future and queue.
 
-    A session with a key was left by another process, and its passes are only in the outbox.
+    A session created with a key was taken over from another process; its passes are only in the
+    outbox.
     """
 
     def __init__(self, plan: SessionPlan, key: str = "") -> None:
         self.key = key or secrets.token_hex(8)
-        self.opening: Future[RunSession] = Future()  # cancelled when no caller is waiting for it
+        self.opening: Future[RunSession] = Future()  # cancelled if no caller is waiting for it
         self.decisions: queue.SimpleQueue[tuple[int, AdaFocalState]] = queue.SimpleQueue()
         self.plan = plan
         self.is_left = self.is_past = self.has_more = bool(key)
@@ -66,7 +67,7 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send or to wait for that was not refused."""
+        """Whether there is something to send or to wait for, and nothing was refused."""
         is_idle = self.opened is not None and self.is_sent and not self.is_wanted
         return not self.is_resting and not is_idle
 
@@ -82,7 +83,7 @@ class Session:
         return not is_known and time.monotonic() < self.wanted_until
 
     def add(self, one: Pass, wanted_until: float) -> None:
-        """Add a pass; if too many are waiting, it is read from the outbox when its turn comes."""
+        """Add a pass; if too many are in memory, it is read from the outbox later."""
         self.has_more = self.has_more or len(self.waiting) >= MAX_IN_MEMORY
         if not self.has_more:
             self.waiting.append(one)
@@ -91,7 +92,7 @@ class Session:
         self.is_resting = False
 
     def continues_from(self, step: int, state: AdaFocalState | None) -> bool:
-        """Return whether the session continues from this position, if the trainer decides."""
+        """Return whether the session may continue from the service's position."""
         if self.plan.decides == "service" or self.is_left:
             return True
         return self.plan.start == Start(step, state)
@@ -104,7 +105,8 @@ class Session:
 class Sender:
     """Sends sessions in the order in which they began, with retries.
 
-    Other threads send it messages and get futures and queues; the rest belongs to its thread.
+    Other threads communicate with it by messages, futures and queues; all other attributes are used
+    by its own thread only.
     """
 
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
@@ -125,7 +127,7 @@ class Sender:
         self._inbox.put(lambda: self._sessions.append(session))
 
     def leave(self, session: Session) -> None:
-        """Declare that a session gets no more passes."""
+        """Mark a session as complete: no more passes will be added."""
         self._inbox.put(lambda: setattr(session, "is_past", True))
 
     def add(self, session: Session, one: Pass, wanted_until: float) -> None:
@@ -133,18 +135,18 @@ class Sender:
         self._inbox.put(lambda: session.add(one, wanted_until))
 
     def query(self, run: str, *, with_begun: bool) -> Future[RunPosition]:
-        """Query the position of a run, with retries until the future is cancelled."""
+        """Return a future of a run's position; retries go on until it is cancelled."""
         answer: Future[RunPosition] = Future()
         self._inbox.put(lambda: self._queries.append((answer, run, with_begun)))
         return answer
 
     def end(self) -> None:
-        """Send what can be sent now, and stop. The garbage collector may call this."""
+        """Send what can be sent now, then stop; safe to call from the garbage collector."""
         self._inbox.put(None)
 
     @property
     def last_error(self) -> str:
-        """Why the service cannot be reached; empty if it can."""
+        """The reason why the service cannot be reached; empty if it can."""
         return self._last_error[0]
 
     def _run(self) -> None:
@@ -157,7 +159,7 @@ class Sender:
             try:
                 self._work(tries_stuck=not goes_on)
                 has_failed = False
-            except Exception as error:  # noqa: BLE001 - whatever it is, training continues
+            except Exception as error:  # noqa: BLE001 - no error may stop training
                 self._note(error)
                 has_failed = True
             if not has_failed and not any(one.is_stuck for one in self._sessions):
@@ -178,14 +180,14 @@ class Sender:
         return any(one.has_work and not one.is_stuck for one in self._sessions)
 
     def _longest_pause(self) -> float:
-        """Return the longest pause between tries; shorter while a caller is waiting."""
+        """Return the longest pause between attempts; it is shorter while a caller is waiting."""
         if self._queries:
             return QUERY_SECONDS
         is_wanted = any(one.is_wanted for one in self._sessions)
         return POLL_SECONDS if is_wanted else LONGEST_PAUSE
 
     def _take(self, seconds: float | None) -> bool:
-        """Handle messages, waiting at most ``seconds`` for the first; return whether to end."""
+        """Handle messages, waiting at most ``seconds`` for the first; return whether to stop."""
         with contextlib.suppress(queue.Empty):
             message = self._inbox.get(timeout=seconds)
             while message is not None:
@@ -199,7 +201,7 @@ class Sender:
         return Client.from_connection(self._connection)
 
     def _work(self, *, tries_stuck: bool) -> None:
-        """Do everything that can be done now; raise the error that prevents the rest."""
+        """Send everything that can be sent now; raise an error that concerns all sessions."""
         while self._queries:
             self._answer(*self._queries[0])
             self._queries.popleft()
@@ -211,7 +213,7 @@ class Sender:
                 self._forward(session)
             except CalibrdError as error:
                 self._handle(session, error)
-            except TimeoutError:  # of the disk
+            except TimeoutError:  # the disk is too slow
                 session.is_stuck = True
             except Exception as error:
                 if not session.is_left:
@@ -265,13 +267,13 @@ class Sender:
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
         if not session.continues_from(opened.step, opened.state):
-            # a session with this id has continued elsewhere: use another id
+            # another process has continued a session with this id: use another id
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
             opened = self._client.open_run(**plan.opening(is_old=is_old))
         self._mark_reached()
         is_awaited = session.is_awaited()
         if plan.decides == "service" and plan.base is None:
-            # a rank that is on time starts where the others are
+            # a rank that joins in time starts at the position of the others
             plan = replace(plan, base=opened.step if is_awaited else opened.base_step)
         if opened.begun_at is not None:
             plan = replace(plan, begun=opened.begun_at.timestamp())
@@ -284,11 +286,11 @@ class Sender:
         return opened
 
     def _open_again(self, session: Session, reason: str) -> RunSession:
-        """Continue as another session that begins with the first waiting pass."""
+        """Continue in a new session that begins with the first waiting pass."""
         plan, one = session.plan, session.waiting[0]
         _log.warning("%s: %s continues as a new session: %s", plan.run, plan.session, reason)
         start = Start((session.base or 0) + one.number - 1, one.before)
-        begun = plan.begun + 0.001  # just after this one, and before all that began later
+        begun = plan.begun + 0.001  # just after this session, and before all later ones
         self._replan(
             session,
             replace(plan, session=new_session(), start=start, base=session.base, begun=begun),
@@ -357,21 +359,17 @@ class Sender:
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, CalibrdError):
-            _log.error(
-                "steps are waiting to be sent because of an unexpected error", exc_info=error
-            )
+            _log.error("an unexpected error delays the sending of steps", exc_info=error)
         elif not self.last_error and self._was_reached:
-            _log.warning(
-                "training continues, and steps are waiting to be sent: %s", first_line(error)
-            )
+            _log.warning("training continues, but steps cannot be sent now: %s", first_line(error))
         self._last_error.append(first_line(error))
 
 
 def is_refusal(error: CalibrdError) -> bool:
-    """Return whether a retry would fail in the same way."""
+    """Return whether the service refused the request, so that a retry would fail as well."""
     return isinstance(error, Refused) and not isinstance(error, ServerError | TooSlow)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the message, without the hint."""
+    """Return the first line of an error's message, which excludes the hint."""
     return str(error).partition("\n")[0]

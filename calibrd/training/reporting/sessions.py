@@ -1,4 +1,4 @@
-"""Sessions in a run: how they are opened, where they start, and their validation passes."""
+"""Sessions of a run: plans for opening them, starting positions, and validation passes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from calibrators.adafocal import AdaFocalState, Settings
 
 Kind = Literal["adafocal", "monitor"]
 
-# errors that reading a damaged document raises
+# errors raised by reading a damaged document
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-# the service allows 100; the rest is for a suffix if a session continues under another id
+# the service allows 100; the rest leaves room for a suffix
 SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run continues: after ``step``, with a state unless it only monitors."""
+    """The position from which a run continues: after ``step``, with ``state`` (None: monitor)."""
 
     step: int = 0
     state: AdaFocalState | None = None
@@ -29,10 +29,10 @@ class Start:
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """How a session of a run is opened.
+    """The arguments for opening a session of a run.
 
     ``start`` is None if the service determines it. ``base`` is the step before the first pass, if
-    that is not where the session starts.
+    that differs from ``start``.
     """
 
     run: str
@@ -48,7 +48,7 @@ class SessionPlan:
 
     @property
     def before(self) -> int | None:
-        """The step before the first pass, if it is known."""
+        """The step before the first pass, if known."""
         return self.start.step if self.base is None and self.start is not None else self.base
 
     def opening(self, *, is_old: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class SessionPlan:
 
     @classmethod
     def from_json(cls, text: str) -> SessionPlan:
-        """Return the plan that ``to_json`` wrote; raise one of UNREADABLE if it is damaged."""
+        """Parse the JSON of ``to_json``; raise one of UNREADABLE if it is damaged."""
         fields = dict(json.loads(text))
         settings, start = fields.pop("settings"), fields.pop("start")
         return cls(
@@ -86,10 +86,10 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class Pass:
-    """A validation pass: number in the session, serialised statistics, and state after it.
+    """A validation pass: its number in the session, serialised statistics, and the state after it.
 
-    ``before`` is the state before it, from which a session can continue if all else is lost. Both
-    states are None if the service decides, and for monitors.
+    ``before`` is the state before the pass; a new session can continue from it if earlier passes
+    are lost. Both states are None for monitors, and if the service decides.
     """
 
     number: int
@@ -99,12 +99,12 @@ class Pass:
 
 
 def state_of(document: dict[str, Any] | None) -> AdaFocalState | None:
-    """Return the state in a JSON document, if there is one."""
+    """Return the state in a JSON document, or None for None."""
     return None if document is None else AdaFocalState.from_dict(document)
 
 
 def checked_session(session: str | None) -> str | None:
-    """Return the id of a session, or None; raise ValueError if it is invalid."""
+    """Return the id of a session unchanged; raise ValueError if it is invalid."""
     if session is not None and not SESSION.fullmatch(session):
         raise ValueError(
             "session must be 1 to 80 characters from A-Z, a-z, 0-9, '.', '_' and '-', "

@@ -1,4 +1,4 @@
-"""Synthetic classifiers whose truth is known."""
+"""Synthetic classifiers with a known truth."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def draw_labels(probabilities: np.ndarray, random: np.random.Generator) -> np.nd
 
 @pytest.fixture
 def sample() -> Callable[..., Sample]:
-    """sample(n, classes=10, sharpen=1.0, seed=0): labels drawn from softmax(z), answers
-    softmax(sharpen z): calibrated for sharpen = 1, overconfident above."""
+    """Return sample(n, classes=10, sharpen=1.0, seed=0), which draws labels from softmax(z).
+
+    It returns softmax(sharpen z): calibrated for sharpen = 1, overconfident above.
+    """
 
     def make(n: int, classes: int = 10, sharpen: float = 1.0, seed: int = 0) -> Sample:
         random = np.random.default_rng(seed)
@@ -34,8 +36,10 @@ def sample() -> Callable[..., Sample]:
 
 @pytest.fixture
 def constant_gap() -> Callable[..., Sample]:
-    """constant_gap(n, gap, random): binary rows at five confidences; accuracy = confidence - gap,
-    so that every binning has the same true calibration error."""
+    """Return constant_gap(n, gap, random): binary rows at five confidences.
+
+    The accuracy is the confidence minus the gap, so every binning has the same true error.
+    """
 
     def make(n: int, gap: float, random: np.random.Generator) -> Sample:
         confidence = random.choice([0.75, 0.8, 0.85, 0.9, 0.95], n)

@@ -1,4 +1,4 @@
-"""Binned calibration errors: other libraries, known truths, unbiasedness."""
+"""Binned calibration errors, compared with other libraries and known truths; unbiasedness."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOP_LABEL = [ece, ada_ece, mce, ece_debiased, ece_sweep, smece, smce, kde_ece]
 @pytest.mark.parametrize("bins", [5, 15])
 @pytest.mark.parametrize("sharpen", [1.0, 1.7])
 def test_agrees_with_torchmetrics(sample, metric, norm: str, bins: int, sharpen: float) -> None:
-    # it loads transformers too, which only the process that runs this test should pay for
+    # imports transformers, which only the process of this test should load
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     probabilities, labels = sample(5000, sharpen=sharpen)
@@ -112,7 +112,8 @@ def squared_errors(constant_gap, gap: float, bins: int, size: int) -> np.ndarray
 @pytest.mark.parametrize("bins", [5, 15])
 def test_debiased_estimate_is_unbiased_and_the_plain_one_is_not(constant_gap, gap, bins) -> None:
     """The five tied confidences are shared between the bins, so this also tests the effective
-    count: with the plain count and 15 bins the mean would lie 20 to 80 standard errors too low."""
+    count: with the plain count and 15 bins, the mean would be 20 to 80 standard errors too low.
+    """
     found = squared_errors(constant_gap, gap, bins, size=300)
     error = found.std(axis=0) / np.sqrt(len(found))
     off = (found.mean(axis=0) - gap**2) / error
@@ -144,7 +145,7 @@ def test_sweep_stops_before_the_accuracies_fall() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_sweep_over_equal_width_is_the_loop_of_the_paper(seed: int) -> None:
-    """Add bins (i/M, (i + 1)/M] while the accuracies of those with rows do not fall."""
+    """The paper adds bins (i/M, (i + 1)/M] while the accuracies of non-empty bins do not fall."""
     rng = np.random.default_rng(seed)
     confidence = rng.beta(4, 1.5, size=400)
     if seed % 2:

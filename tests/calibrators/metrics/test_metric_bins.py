@@ -1,4 +1,4 @@
-"""Bin tables against the definition, written as loops."""
+"""Bin tables compared with their definition, written as loops."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ quick = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def naive_equal_mass(confidence, correct, bins: int) -> list[tuple[Fraction, Fraction, Fraction]]:
-    """Count, confidence and correct of each bin in exact arithmetic: every tied row is spread
-    evenly over the positions of its tie group."""
+    """Return count, confidence and correct of each bin in exact arithmetic.
+
+    Every tied row is spread evenly over the positions of its tie group.
+    """
     n = len(confidence)
     totals = [[Fraction(0)] * 3 for _ in range(bins)]
     for value in set(confidence):
@@ -94,7 +96,7 @@ def test_order_of_rows_never_matters(pairs, random) -> None:
 
 
 def test_ties_sorted_by_correctness_do_not_fake_an_error() -> None:
-    """The case of METHODS 6: a stable sort keeps right and wrong rows apart inside the tie."""
+    """A stable sort keeps correct and incorrect rows apart within the tie (METHODS 6)."""
     correct = np.arange(20_000) < 18_010
     top = TopLabel(np.full(20_000, 0.9), correct)
     assert ada_ece(top) == pytest.approx(0.0005, abs=1e-12)

@@ -1,4 +1,4 @@
-"""Intervals in closed form against definitions, exact enumeration and other libraries."""
+"""Closed-form intervals compared with definitions, exact enumeration and other libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [(7, 3), (60, 1000), (60, 6)]
 
 
 def top_of(n: int, levels: int, seed: int = 0) -> TopLabel:
-    """Confidences of so many levels: few of them are tied."""
+    """Return confidences with this many levels, few of them tied."""
     random = np.random.default_rng(seed)
     confidence = random.integers(0, levels + 1, n) / levels
     correct = random.random(n) < 0.2 + 0.6 * confidence
@@ -32,7 +32,7 @@ def top_of(n: int, levels: int, seed: int = 0) -> TopLabel:
 
 @pytest.mark.parametrize(("n", "levels"), SIZES)
 def test_the_influence_on_the_auroc_gives_delongs_variance(n: int, levels: int) -> None:
-    """By the definition: placement values from all pairs of a right and a wrong row."""
+    """The definition uses placement values from all pairs of a correct and an incorrect row."""
     top = top_of(n, levels)
     right, wrong = top.confidence[top.correct], top.confidence[~top.correct]
     wins = (right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)
@@ -69,7 +69,7 @@ def test_the_influence_on_the_aurc_is_that_of_the_jackknife(n: int, levels: int)
 
 
 def test_the_change_of_ranking_has_the_spread_of_new_samples(sample) -> None:
-    """Also where the predicted class changes: the deviation of 300 samples is that estimated."""
+    """Even if the predicted class changes, the estimate is the deviation of 300 samples."""
     changes: dict[str, list[float]] = {"refinement_auroc": [], "aurc": []}
     errors: dict[str, list[float]] = {"refinement_auroc": [], "aurc": []}
     random = np.random.default_rng(3)
@@ -98,7 +98,7 @@ def test_the_interval_of_a_mean_is_that_of_endless_draws() -> None:
 
 @pytest.mark.parametrize(("up", "down"), [(0.05, 0.05), (0.02, 0.1), (0.01, 0.01)])
 def test_the_interval_of_a_changed_share_covers_exactly_enough(up: float, down: float) -> None:
-    """Every table of 100 rows, weighted by its chance."""
+    """All tables of 100 rows are enumerated, weighted by their probability."""
     n, covered = 100, 0.0
     chances = stats.multinomial(n, [up, down, 1 - up - down])
     for gained in range(25):

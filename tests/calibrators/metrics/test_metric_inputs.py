@@ -1,4 +1,4 @@
-"""Every refusal names the parameter, the rule, how many rows break it and the first."""
+"""Every refusal states the parameter, the rule, how many rows break it and the first row."""
 
 from __future__ import annotations
 

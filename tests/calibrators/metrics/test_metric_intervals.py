@@ -1,4 +1,4 @@
-"""Bootstrap intervals cover what they claim; the noise floor is what it claims."""
+"""Bootstrap intervals have their nominal coverage, and the noise floor is correct."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_95_percent_intervals_cover_the_truth(constant_gap) -> None:
 
 
 def test_paired_95_percent_intervals_cover_the_change(constant_gap) -> None:
-    """Answers moved by 0.1 towards the accuracy: the gap falls from 0.15 to 0.05."""
+    """Probabilities move by 0.1 towards the accuracy, so the gap falls from 0.15 to 0.05."""
     random = np.random.default_rng(1)
     big, big_labels = constant_gap(400_000, 0.15, np.random.default_rng(98))
     shift = np.array([-0.1, 0.1])
@@ -102,7 +102,7 @@ def test_fast_and_generic_bootstrap_agree(sample, metric) -> None:
 
 @pytest.mark.parametrize("rows", [150, 3000])
 def test_counts_of_strata_give_the_bounds_of_resampled_rows(sample, rows: int) -> None:
-    """The binned errors with their bins kept, of both sides and of the change, few rows or many."""
+    """Binned errors with fixed bins, for both sides and the change, with few rows or many."""
     probabilities, labels = sample(rows, classes=4, sharpen=1.6)
     noise = np.exp(0.4 * np.random.default_rng(1).normal(size=probabilities.shape))
     other = probabilities * noise / (probabilities * noise).sum(axis=1, keepdims=True)
@@ -201,7 +201,7 @@ def test_many_bins_take_little_memory(levels: int) -> None:
 
 @pytest.mark.parametrize(("rows", "expected"), [(200, 0.081), (1000, 0.039), (5000, 0.016)])
 def test_noise_floor_has_the_magnitude_measured_before(sample, rows, expected) -> None:
-    """METHODS 5, on another 10-class model: the same to within a third."""
+    """METHODS 5 on another model with 10 classes gives the same to within a third."""
     probabilities, _ = sample(rows)
     floor = noise_floor(probabilities.max(axis=1))
     assert floor.mean == pytest.approx(expected, rel=0.34)
@@ -220,7 +220,8 @@ def test_noise_floor_is_the_ece_of_a_calibrated_model(sample) -> None:
 
 def test_noise_floor_keeps_to_the_bins_of_ece() -> None:
     """Rows on the edge 10/15 share the bin of those just below it: sqrt(2/pi) sqrt(c (1 - c) / n),
-    and not the sum over two bins, which is larger by sqrt(2)."""
+    not the sum over two bins, which is larger by a factor of sqrt(2).
+    """
     confidence = np.repeat([10 / 15, 10 / 15 - 1e-4], 2500)
     floor = noise_floor(confidence, draws=2000)
     assert floor.mean == pytest.approx(np.sqrt(2 / np.pi * (10 / 15) * (5 / 15) / 5000), rel=0.06)

@@ -1,4 +1,4 @@
-"""Proper scores and rankings, against scikit-learn and definitions."""
+"""Proper scores and rankings, compared with scikit-learn and definitions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_ood_auroc_ranks_by_entropy(sample) -> None:
 
 
 def naive_aurc(correct: np.ndarray) -> float:
-    """Rows in falling order of confidence."""
+    """Return the AURC of rows in descending order of confidence."""
     return float(np.mean(np.cumsum(~correct) / np.arange(1, correct.size + 1)))
 
 

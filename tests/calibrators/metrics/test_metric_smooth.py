@@ -35,7 +35,7 @@ tops = st.lists(
 
 
 def reflected_gaussian(t: np.ndarray, centre: np.ndarray, width: float) -> np.ndarray:
-    """K(t, c) for all pairs: the Gaussian with its images at c + 2j and -c + 2j."""
+    """Return K(t, c) for all pairs: the Gaussian with its images at c + 2j and -c + 2j."""
     total = np.zeros((t.size, centre.size))
     for image in range(-3, 4):
         for mirrored in (centre + 2 * image, -centre + 2 * image):
@@ -44,7 +44,7 @@ def reflected_gaussian(t: np.ndarray, centre: np.ndarray, width: float) -> np.nd
 
 
 def linear_program(top: TopLabel) -> float:
-    """smCE from a general solver."""
+    """Return the smCE found by a general solver."""
     value, group = np.unique(top.confidence, return_inverse=True)
     slope = np.bincount(group, top.residual) / top.confidence.size
     steps = sparse.eye(value.size - 1, value.size, k=1) - sparse.eye(value.size - 1, value.size)
@@ -63,7 +63,7 @@ def test_smece_agrees_with_relplot(sample, sharpen: float) -> None:
 
 @pytest.mark.parametrize("sharpen", [1.5, 3.0])
 def test_smece_is_the_fixed_point_of_the_definition(sample, sharpen: float) -> None:
-    """Also where relplot, which cuts its kernel off at 0.5, is off by 0.007 (sharpen = 3)."""
+    """At sharpen = 3, relplot is off by 0.007, because its kernel is cut off at 0.5."""
     top = top_label(*sample(300, sharpen=sharpen))
     width = smece(top)
     t = (np.arange(4000) + 0.5) / 4000
@@ -94,7 +94,7 @@ def test_one_confidence_only(metric) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(tops)
 def test_smce_solves_the_linear_program(top: TopLabel) -> None:
-    """As far as HiGHS does, which leaves constraints broken by up to 1e-7."""
+    """The tolerance allows for HiGHS, which violates constraints by up to 1e-7."""
     assert smce(top) == pytest.approx(linear_program(top), abs=5e-7)
 
 
@@ -128,7 +128,7 @@ def test_smce_on_cells_moves_each_confidence_to_the_middle(sample) -> None:
 
 
 def rising(u: np.ndarray) -> np.ndarray:
-    """A reference density with kappa = 3."""
+    """Return a reference density with kappa = 3."""
     return 0.5 + u
 
 
@@ -141,7 +141,7 @@ def test_theorem_3_1(density, top: TopLabel, lam: float, delta: float) -> None:
 
 @pytest.mark.parametrize("lam", [30.0, 200.0, 5000.0])
 def test_theorem_3_1_needs_its_kernel_bias(lam: float) -> None:
-    """Sure and always wrong: smCE is 1 and H is less, so the bound would fail without B_lam."""
+    """For certain and always wrong predictions, smCE is 1 and H is less: the bound needs B_lam."""
     wrong = TopLabel([1.0] * 20, [False] * 20)
     value = charbonnier_soft_ece(wrong, bins=2048, lam=lam, delta=0.0)
     assert value + 0.9 * kernel_bias(lam) < smce(wrong) == 1
@@ -185,8 +185,9 @@ def test_charbonnier_soft_ece_is_equation_6(sample) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(tops)
 def test_theorem_3_1_for_the_binned_form(top: TopLabel) -> None:
-    """The form SMART is fitted with: f changes little inside a soft bin, so the bound is not
-    trivial. It needs bins closer than the kernel is wide, as 15 bins at lam = 200 are."""
+    """SMART is fitted with this form: f changes little within a soft bin, so the bound is not
+    trivial. Bins must be narrower than the kernel, as are 15 bins at lam = 200.
+    """
     assert smce(top) <= soft_ece(top) + kernel_bias_bound(200.0) + 1e-12
 
 
@@ -215,8 +216,9 @@ def test_soft_bins_become_hard_ones(sample) -> None:
 
 
 def test_equation_6_prefers_hard_answers_to_the_truth(sample) -> None:
-    """Why SMART is not fitted with Eq. 6: calibrated rows score about 2c(1 - c), hard answers
-    min(c, 1 - c). The binned form ranks them the right way round."""
+    """This is why SMART is not fitted with Eq. 6: calibrated rows score about 2c(1 - c), hard
+    predictions min(c, 1 - c). The binned form ranks them correctly.
+    """
     truth = top_label(*sample(20_000, classes=10))
     hard = TopLabel((truth.confidence > 0.5).astype(float), truth.correct)
     assert charbonnier_soft_ece(hard) < charbonnier_soft_ece(truth) - 0.03

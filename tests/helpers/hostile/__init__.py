@@ -1,1 +1,1 @@
-"""Hostile bodies and clients, and what others notice of them."""
+"""Hostile bodies and clients, and their effect on other callers."""

@@ -28,7 +28,7 @@ SCOPES = ("predict", "fit", "promote", "admin")
 
 @dataclass
 class Target:
-    """A live service with a key for every scope, and one of each thing in it."""
+    """A live service with a key for every scope and one object of each kind."""
 
     service: Running
     tokens: dict[str, str]
@@ -37,23 +37,23 @@ class Target:
 
     @property
     def port(self) -> int:
-        """Return where it listens."""
+        """Return the port that the service listens on."""
         port = urlsplit(self.service.url).port
         assert port is not None
         return port
 
     def client(self, scope: str = "admin") -> httpx.Client:
-        """Return a client with a key of a scope; close it after use."""
+        """Create a client with a key of a scope; close it after use."""
         return self.service.client(self.tokens[scope])
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Watched]:
-        """Measure what others notice while the block runs."""
+        """Measure the effect on other callers while the block runs."""
         with watching(self.port, self.service.process.pid) as watched:
             yield watched
 
     def send(self, method: str, path: str, scope: str, body: Body) -> int:
-        """Send one body; return the status of the answer, CLOSED if the connection was."""
+        """Send a body; return the status, or CLOSED if the connection was closed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         headers = {
             "Authorization": f"Bearer {self.tokens[scope]}",
@@ -71,14 +71,14 @@ class Target:
         return answer.status
 
     def send_all(self, calls: Iterable[tuple[str, str, str, Body]], at_once: int = 2) -> list[int]:
-        """Send many bodies, a few at the same time; return the statuses."""
+        """Send many bodies, a few at a time; return the statuses."""
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda call: self.send(*call), calls))
 
 
 @contextlib.contextmanager
 def target(folder: Path, *flags: str) -> Iterator[Target]:
-    """A service without workers until the end of the block."""
+    """Run a service without workers until the end of the block."""
     with running(folder, "--workers", "0", "--log-level", "error", *flags) as service:
         with service.client() as owner:
             first = owner.post("/v1/keys", json={"name": "admin", "scopes": ["admin"]}).json()
@@ -93,7 +93,7 @@ def target(folder: Path, *flags: str) -> Iterator[Target]:
 
 
 def _fields(document: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the fields that the JSON body of each operation has."""
+    """Return the names of the fields in the JSON body of each operation."""
     found: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -130,7 +130,7 @@ def bodies_for(target: Target, method: str, path: str, size: int) -> Iterator[Bo
         yield from bodies.text_bodies(1 << 16)
         return
     if not path.endswith(("/predict", "/infer", "/datasets", "/fits", "/versions")):
-        size = min(size, 2 * MEGABYTE - 100)  # beyond it they are refused by their length
+        size = min(size, 2 * MEGABYTE - 100)  # larger bodies are refused by their length
     yield from bodies.json_bodies(size, target.fields.get(f"{method} {path}", []))
     yield from bodies.text_bodies(MEGABYTE)
     if path.endswith(("/predict", "/datasets", "/fits")):
@@ -143,7 +143,7 @@ def bodies_for(target: Target, method: str, path: str, size: int) -> Iterator[Bo
 
 
 def url_of(path: str, things: Things) -> str:
-    """Return a path with the names of things that are there."""
+    """Return a path with the names of existing objects."""
     places = dict(PLACES)
     if "/datasets/" in path:
         places["id"] = things.upload

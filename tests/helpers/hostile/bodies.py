@@ -1,4 +1,4 @@
-"""Bodies that cost a service more than they should: by their form, not by what they mean."""
+"""Bodies whose form, not whose content, costs a service more than it should."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 
 class Body(NamedTuple):
-    """A body, what it is called in messages, and its headers."""
+    """A body with its headers, and its name in messages."""
 
     name: str
     content: bytes
@@ -28,12 +28,12 @@ DEEP_TEXT = b"[" * 250 + '"\u4e00\u4e00"'.encode() + b"]" * 250
 
 
 def filled(unit: bytes, size: int, begin: bytes = b"", end: bytes = b"") -> bytes:
-    """Return a unit as often as fits into ``size``, between a beginning and an end."""
+    """Return as many copies of a unit as fit into ``size``, between a beginning and an end."""
     return begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
 
 
 def unique_keys(size: int, value: bytes = b"0") -> bytes:
-    """Return a JSON object of very many keys."""
+    """Return a JSON object with very many keys."""
     pair = len(b'"00000000":,') + len(value)
     return b"{" + b",".join(b'"%08x":%b' % (i, value) for i in range(size // pair)) + b"}"
 
@@ -60,7 +60,7 @@ def json_values(size: int) -> dict[str, bytes]:
         "depth": b"[" * (size // 2) + b"]" * (size // 2),
         "closed depth": b"[" * 1000 + b"]" * 1000,
         "lists in lists": filled(b"[" * 30 + b"]" * 30 + b",", size, b"[", b"[]]"),
-        # which orjson cannot write: it writes beyond its buffer
+        # orjson cannot serialise this: it writes beyond its buffer
         "texts in lists in lists": filled(DEEP_TEXT + b",", min(size, 1 << 22), b"[", b"[]]"),
         "open objects": filled(b'{"a":', size),
         "blanks": filled(b" ", size, b"", b"1"),
@@ -70,7 +70,7 @@ def json_values(size: int) -> dict[str, bytes]:
 
 
 def json_bodies(size: int, fields: list[str]) -> Iterator[Body]:
-    """Yield each value as a whole body, and (turn by turn) inside the fields that a route knows."""
+    """Yield each value as a whole body, and in turn inside the fields that a route accepts."""
     values = json_values(size)
     for name, value in values.items():
         yield Body(f"JSON {name}", value, JSON)
@@ -81,12 +81,12 @@ def json_bodies(size: int, fields: list[str]) -> Iterator[Body]:
 
 
 def _turn(names: list[str], place: int, count: int = 6) -> list[str]:
-    """Return some of the names: others for each place, all of them over a few."""
+    """Return some of the names, different ones for each place, so that a few places cover all."""
     return [names[(place * count + step) % len(names)] for step in range(count)]
 
 
 def npy_header(text: str, version: int = 1) -> bytes:
-    """Return an npy file that is a header alone."""
+    """Return an npy file that consists of a header."""
     width = 2 if version == 1 else 4
     encoded = text.encode("latin-1")
     head = b"\x93NUMPY" + bytes([version, 0]) + len(encoded).to_bytes(width, "little")
@@ -118,20 +118,20 @@ def npy_bodies() -> Iterator[Body]:
 
 
 def packed(arrays: dict[str, np.ndarray]) -> bytes:
-    """Return an npz file with members packed as far as they go."""
+    """Return an npz file whose members are compressed as far as possible."""
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
 
 
 def fortran_dataset(rows: int = 100, classes: int = 100_000) -> bytes:
-    """Return a small npz file: zeros of very many classes, in Fortran order."""
+    """Return a small npz file with zeros of very many classes, in Fortran order."""
     values = np.zeros((rows, classes), np.float32, order="F")
     return packed({"logits": values, "labels": np.zeros(rows, np.int64)})
 
 
 def npz_bodies(unpacked: int) -> Iterator[Body]:
-    """Yield npz files that unpack to about ``unpacked`` bytes, or are no zip at all."""
+    """Yield npz files that unpack to about ``unpacked`` bytes, or are not zip files."""
     wide = max(1, unpacked // 400_000)
     tall = unpacked // 8
     labels = np.zeros(wide, np.int64)
@@ -201,7 +201,7 @@ def csv_bodies(size: int) -> Iterator[Body]:
 
 
 def infer_bodies(size: int) -> Iterator[Body]:
-    """Yield bodies of the Open Inference Protocol: packed ones, and tensors of odd sizes."""
+    """Yield bodies of the Open Inference Protocol: compressed ones, and tensors of odd sizes."""
     zeros = gzip.compress(b"\0" * size)
     spaces = gzip.compress(b" " * size)
     yield Body("gzip zeros", zeros, JSON, {"Content-Encoding": "gzip"})
@@ -221,7 +221,7 @@ def infer_bodies(size: int) -> Iterator[Body]:
 
 
 def form_bodies(size: int) -> Iterator[Body]:
-    """Yield forms of very many or very long fields."""
+    """Yield forms with very many or very long fields."""
     kind = "application/x-www-form-urlencoded"
     yield Body("form fields", filled(b"a=1&", size), kind)
     yield Body("form escapes", filled(b"%E2%82%AC", size, b"rows="), kind)
@@ -231,7 +231,7 @@ def form_bodies(size: int) -> Iterator[Body]:
 
 
 def text_bodies(size: int) -> Iterator[Body]:
-    """Yield bodies of types that no route reads."""
+    """Yield bodies of types that no route accepts."""
     yield Body("octets", b"\0" * size, "application/octet-stream")
     yield Body("multipart", filled(b"--a\r\n\r\n", size), "multipart/form-data; boundary=a")
     yield Body("XML", filled(b"<a>", size), "application/xml")

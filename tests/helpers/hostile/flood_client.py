@@ -1,6 +1,7 @@
-"""A process that asks one path over many connections for a while: ``PORT TOKEN PATH N SECONDS``.
+"""Request a path over many connections for a while: ``PORT TOKEN PATH N SECONDS``.
 
-Each connection asks again as soon as it was answered. It prints the statuses as JSON.
+Each connection sends its next request as soon as it receives a response. The process prints the
+statuses as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 
 
 async def ask(port: int, request: bytes, end: float, statuses: Counter[str]) -> None:
-    """Ask over one connection, opened again when it is closed, until the end."""
+    """Send requests over one connection until the end; reopen it when it is closed."""
     writer: asyncio.StreamWriter | None = None
     while time.monotonic() < end:
         try:
@@ -29,7 +30,7 @@ async def ask(port: int, request: bytes, end: float, statuses: Counter[str]) -> 
 
 
 async def read(reader: asyncio.StreamReader) -> str:
-    """Read an answer; its status."""
+    """Read a response and return its status."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"content-length:" in head:
         await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
@@ -41,7 +42,7 @@ async def read(reader: asyncio.StreamReader) -> str:
 
 
 async def main(port: int, token: str, path: str, connections: int, seconds: float) -> None:
-    """Flood, and print what was answered."""
+    """Flood the server, and print the statuses."""
     key = f"Authorization: Bearer {token}"
     request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{key}\r\n\r\n".encode()
     statuses: Counter[str] = Counter()

@@ -1,9 +1,10 @@
-"""A process that asks ``/healthz`` every 20 ms and reports how long each answer took.
+"""Request ``/healthz`` every 20 ms and report the latency of each response.
 
-Arguments: the ports of the service and of the control. Both are asked at the same moments, each
-time over an idle connection or a new one, whether earlier requests have been answered or not: a
-stall of a second is fifty late answers. The control is a server that does nothing else, so its
-delays are the machine's. The process ends with its input, and then prints the latencies as JSON.
+The arguments are the ports of the service and of a control. Both get requests at the same moments,
+each over an idle connection or a new one, whether or not earlier requests have been answered: a
+stall of a second causes fifty late responses. The control is a server that does nothing else, so
+its delays are the machine's. At the end of its input, the process prints the latencies as JSON and
+exits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Asked:
-    """A server that is asked, and its latencies by the time when they were due."""
+    """A server that gets requests, and its latencies by the time at which they were due."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -30,8 +31,9 @@ class Asked:
         self.found: list[tuple[float, float]] = []
 
     async def ask(self, due: float) -> None:
-        """Send a request, and note how long after it was due the answer had come."""
-        took = GIVE_UP_SECONDS  # unless it is answered: a service that is dead is not quick
+        """Send a request, and record the time from when it was due until its response."""
+        # unless there is a response, because a dead service must not count as fast
+        took = GIVE_UP_SECONDS
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 connection = await self._connection()
@@ -56,7 +58,7 @@ class Asked:
 
 
 async def main(ports: list[int]) -> None:
-    """Ask all until the input ends."""
+    """Send requests to all servers until the input ends."""
     asked = [Asked(port) for port in ports]
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     sys.stdout.write("ready\n")

@@ -1,4 +1,4 @@
-"""Measure what a service's other callers notice: the latency of ``/healthz``, and its memory."""
+"""Measure the effect on a service's other callers: the latency of ``/healthz``, and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 P99_SECONDS = 0.25
 MAX_SECONDS = 0.5
 MAX_MEGABYTES = 200
-# a delay of the control excuses the service for so long before and after
+# seconds before and after a delay of the control for which the service is excused
 EXCUSED_SECONDS = 0.3
 
 
 @dataclass
 class Watched:
-    """What was measured between the start and the end of a block."""
+    """The measurements between the start and the end of a block."""
 
     latencies: np.ndarray = field(default_factory=lambda: np.zeros(0))
     megabytes: float = 0.0
@@ -46,7 +46,7 @@ class Watched:
         )
 
     def check(self) -> None:
-        """Fail if other callers had to wait, or the process grew."""
+        """Fail if other callers had to wait, or the process used more memory."""
         assert self.p99 <= P99_SECONDS, str(self)
         assert self.slowest <= MAX_SECONDS, str(self)
         assert self.megabytes <= MAX_MEGABYTES, str(self)
@@ -54,7 +54,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watching(port: int, pid: int) -> Iterator[Watched]:
-    """Measure while the block runs; latencies are beyond those of a control on this machine."""
+    """Measure while the block runs; latencies exclude those of a control on this machine."""
     watched = Watched()
     with _control() as control, _probe(port, control) as probe:
         before = memory(pid)
@@ -66,7 +66,7 @@ def watching(port: int, pid: int) -> Iterator[Watched]:
 
 
 def memory(pid: int) -> float:
-    """Return the resident memory of a process and those that it started, in megabytes."""
+    """Return the resident memory of a process and its children, in megabytes."""
     return sum(_resident(one) for one in (pid, *_children(pid)))
 
 
@@ -136,7 +136,7 @@ def _probe(port: int, control: int):
 
 
 def _excess(found: np.ndarray, control: np.ndarray) -> np.ndarray:
-    """Return the latencies less the largest of the control's at about the same time."""
+    """Return the latencies minus the control's largest latency at about the same time."""
     times, latencies = found[:, 0], found[:, 1]
     width = EXCUSED_SECONDS
     first = np.searchsorted(control[:, 0], times - width)

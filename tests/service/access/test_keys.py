@@ -1,4 +1,4 @@
-"""Keys: made, listed, rotated, revoked, expired, and seen by all who check them."""
+"""Keys: created, listed, rotated, revoked and expired, in all processes that check them."""
 
 from __future__ import annotations
 

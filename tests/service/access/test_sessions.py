@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: so many of a key."""
+"""Dashboard sessions: the maximum number per key."""
 
 from __future__ import annotations
 

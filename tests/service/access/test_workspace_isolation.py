@@ -1,4 +1,4 @@
-"""Two workspaces in one service: neither can read, guess, change or disturb what the other has."""
+"""Two workspaces in one service: neither can read, guess, change or disturb the other's data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAKERS = {"POST /v1/calibrators/{name}/fits", "POST /v1/calibrators/{name}/versi
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A has one of each thing; B has nothing yet."""
+    """Workspace A has one object of each kind; workspace B has none yet."""
 
     a: httpx.Client
     b: httpx.Client
@@ -79,7 +79,7 @@ def neighbours(local: Local) -> Iterator[Neighbours]:
 
 
 def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:
-    """Values for a path's parameters that name what A has, or nothing where it has no such path."""
+    """Return path parameters that name A's objects, or nothing where A has none."""
     ids = {
         "/v1/datasets": [things.dataset, things.upload, f"sha256:{things.sha256}"],
         "/v1/fits": [things.fit],
@@ -99,7 +99,7 @@ def places(call: Call, things: Things) -> Iterator[dict[str, Any]]:
 
 
 def snapshot(client: httpx.Client, things: Things) -> list[Any]:
-    """All that a workspace shows of itself, but for when its keys were used."""
+    """Return everything that a workspace shows, except when its keys were used."""
     paths = (
         "/v1/datasets",
         f"/v1/datasets/{things.upload}",
@@ -118,7 +118,7 @@ def snapshot(client: httpx.Client, things: Things) -> list[Any]:
 
 
 def query(call: Call, things: Things) -> dict[str, object] | None:
-    """What a call needs in its query."""
+    """Return the query parameters that a call needs."""
     if call.path.endswith("/predict") and call.method == "GET":
         return {"logits": "1,2,3,4,5"}
     if call.path.startswith("/v1/") and call.path.endswith("/compare"):
@@ -131,7 +131,7 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
     before = snapshot(a, things)
     tried = set()
     for call in neighbours.calls:
-        # a page without data is for all
+        # a page without data is public
         if str(call) in MAKERS or call.need == "public" or call.path == SHELL:
             continue
         for values in places(call, things):
@@ -146,7 +146,7 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
 
 
 def test_what_b_is_denied_a_may_do(neighbours: Neighbours) -> None:
-    # the other way round, or the 404s above might come of wrong urls
+    # check the opposite as well, because wrong URLs would also give 404
     a, things = neighbours.a, neighbours.things
     # something to compare, and to roll back to
     made = a.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())

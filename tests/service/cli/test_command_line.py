@@ -1,4 +1,4 @@
-"""The command: mistakes are told in one line, and signals end it in peace."""
+"""The server command: errors are one line, and signals shut it down cleanly."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SIGNAL_PAUSE = 0.05
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[None]:
-    """The usual one, which commands that run in this process replace."""
+    """Restore the umask, which commands in this process change."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
 def command(*arguments: object) -> Done:
-    """What ``python -m service`` does with these arguments."""
+    """Run ``python -m service`` with these arguments; return its output."""
     return subprocess.run(
         [sys.executable, "-m", "service", *map(str, arguments)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def command(*arguments: object) -> Done:
 
 
 def refusal(done: Done) -> str:
-    """The one line in which the command refused."""
+    """Run a command that must fail; return its error, which must be one line."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -71,7 +71,7 @@ def refusal(done: Done) -> str:
     ],
 )
 @pytest.mark.parametrize("verb", ["migrate", "worker"])
-def test_a_wrong_setting_is_told_in_one_line(
+def test_a_wrong_setting_is_reported_in_one_line(
     verb: str, flag: str, value: str, said: str, tmp_path: Path
 ) -> None:
     assert said in refusal(here(verb, "--data-dir", tmp_path, flag, value))
@@ -141,9 +141,7 @@ def test_a_hint_has_no_password(tmp_path: Path) -> None:
     assert "--database-url" in refusal(done)
 
 
-def test_variables_that_are_no_settings_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_variables_cause_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = ("DATADIR", "COLOUR", "URL", "API_KEY", "TEST_SEED")
     for name in others:
         monkeypatch.setenv(f"CALIBRD_{name}", "1")
@@ -170,7 +168,7 @@ def readable_by_others(folder: Path) -> list[Path]:
     return [one for one in (folder, *folder.rglob("*")) if stat.S_IMODE(one.stat().st_mode) & 0o077]
 
 
-def test_signals_end_the_service_in_peace_and_its_files_are_private(tmp_path: Path) -> None:
+def test_signals_stop_the_service_cleanly_and_its_files_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with running(tmp_path, "--workers", "0") as started:
         with started.client() as client:
@@ -200,7 +198,7 @@ SLOW_UPLOAD = (
 
 
 @by_the_clock
-def test_who_waits_is_answered_when_the_service_ends(tmp_path: Path) -> None:
+def test_waiting_requests_get_a_response_at_shutdown(tmp_path: Path) -> None:
     with running(tmp_path, "--workers", "0") as started, started.client() as client:
         dataset = client.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
         order = {"dataset": dataset, "method": "temperature"}
@@ -219,7 +217,7 @@ def test_who_waits_is_answered_when_the_service_ends(tmp_path: Path) -> None:
                 threads.submit(ask, "GET", f"/v1/fits/{fit}/events"),
             ]
             wait_until(lambda: len(client.get("/v1/fits").json()["items"]) == 2)
-            time.sleep(0.3)  # for the other requests, of which nothing can be seen
+            time.sleep(0.3)  # for the other requests, whose progress is not visible
             assert not any(one.done() for one in waiting)
             ended = time.monotonic()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
@@ -254,7 +252,7 @@ def test_ctrl_c_during_the_imports_is_quiet(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_a_worker_alone_prepares_a_fresh_directory_and_leaves_when_told(tmp_path: Path) -> None:
+def test_a_lone_worker_prepares_a_directory_and_stops_on_a_signal(tmp_path: Path) -> None:
     folder = tmp_path / "fresh"
     log = tmp_path / "worker.log"
     with log.open("w") as errors:

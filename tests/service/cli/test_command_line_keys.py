@@ -1,4 +1,4 @@
-"""Keys on the command line, and the door that they open."""
+"""Keys on the command line, and the access that they give."""
 
 from __future__ import annotations
 

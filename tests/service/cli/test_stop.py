@@ -1,4 +1,4 @@
-"""The end of a service whose threads still work."""
+"""Shutdown of a service whose threads are still working."""
 
 from __future__ import annotations
 

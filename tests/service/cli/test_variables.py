@@ -1,4 +1,4 @@
-"""Variables of the environment: those of settings, of the SDK, and no others."""
+"""Environment variables: those of settings and of the SDK, and no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = re.compile(r"CALIBRD_[A-Z_]*[A-Z]")
 
 
 def read_by(package: str) -> set[str]:
-    """Return the variables that the code of a package names as a whole string."""
+    """Return the variables that appear as whole strings in the code of a package."""
     found = set()
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

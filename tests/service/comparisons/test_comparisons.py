@@ -40,7 +40,7 @@ def register(client: Local, made: Judged, *, rows: bool = True) -> int:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Identity, a temperature, a temperature without rows, one of few rows, and one of others."""
+    """Run a service with versions: identity, temperature, no rows, few rows, other rows."""
     with in_process(tmp_path_factory.mktemp("comparisons")) as made:
         register(made, judged(Identity()))
         register(made, judged(TemperatureScaling()))
@@ -166,7 +166,7 @@ def test_comparisons_of_one_workspace_push_out_none_of_another(
 def test_one_workspace_does_not_wait_for_the_comparisons_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of one run one after the other; the process of the other stays free."""
+    """Comparisons of one workspace run one at a time; another workspace's process stays free."""
     released, running, order = threading.Event(), threading.Event(), []
 
     def compare(self: Any, principal: Any, pair: Any, process: Any) -> str:

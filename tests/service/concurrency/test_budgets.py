@@ -1,4 +1,4 @@
-"""What one caller may take: threads, memory, and the cost of a JSON text."""
+"""Limits for one caller: threads, memory, and the cost of JSON."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_memory_is_waited_for_and_given_back():
         first, second = asyncio.Event(), asyncio.Event()
         tasks = [asyncio.create_task(call("a", 40, first))]
         await asyncio.sleep(0)
-        # more than its half: waits, while another owner goes on
+        # more than its half: it waits, while another owner continues
         tasks.append(asyncio.create_task(call("a", 40, second)))
         tasks.append(asyncio.create_task(call("b", 50, second)))
         await asyncio.sleep(0.05)

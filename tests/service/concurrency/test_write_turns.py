@@ -1,4 +1,4 @@
-"""Writers of SQLite take turns: a workspace that writes much delays others by one write."""
+"""SQLite writers take turns: a busy workspace delays others by at most one write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_owners_take_turns_and_calls_of_one_keep_their_order() -> None:
         pass
 
 
-def test_who_waits_too_long_leaves_and_holds_up_nobody(
+def test_a_writer_that_times_out_delays_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(f"sqlite:///{tmp_path / 'some.db'}")
@@ -102,7 +102,7 @@ for _ in range(4):
 
 @contextmanager
 def busy_writer(database: Database) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that writes to the database without a pause."""
+    """Run another process that writes to the database without a pause."""
     with database.write() as store:
         store.session.execute(text("CREATE TABLE writes (one INTEGER)"))
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(database.url)])

@@ -1,4 +1,4 @@
-"""Datasets over HTTP: whole, in parts, found, deleted, kept for a time."""
+"""Datasets over HTTP: uploaded whole or in parts, found, deleted, and expired."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_upload_is_checked_hashed_and_kept_once(local):
     assert len(stored.keys(local.app.state.parts.blobs)) == 1
 
 
-def test_hash_can_be_asked_for_first(local):
+def test_hash_can_be_checked_before_the_upload(local):
     body = npz(*sample())
     digest = hashlib.sha256(body).hexdigest()
     assert local.head(f"/v1/datasets/sha256:{digest}").status_code == 404
@@ -191,7 +191,7 @@ def test_days_to_keep_are_noted(local, backend, tmp_path):
         (b"PK\x03\x04 is not a zip", 400, None),
     ],
 )
-def test_bad_bodies_are_told_what_is_wrong(local, body, status, code):
+def test_bad_bodies_are_refused_with_a_reason(local, body, status, code):
     answer = local.post("/v1/datasets", content=body, headers=NPZ)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.status_code == status, answer.text

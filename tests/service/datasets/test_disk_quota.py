@@ -1,4 +1,4 @@
-"""No workspace fills the disk: a quota, a reserve for the database, shares of what arrives."""
+"""No workspace can fill the disk: a quota, a reserve for the database, shares for uploads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
         refused = sent(service, 3)
         assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
         assert refused.json()["limit"] == 3 * size + 100
-        assert sent(service, 0).status_code == 200  # bytes that are there already take no room
+        assert sent(service, 0).status_code == 200  # stored bytes take no additional space
         map_of = temperature_registration(2.0, k=3)
         answer = service.post("/v1/calibrators/a/versions", json=map_of)
         assert answer.json()["code"] == "workspace_full"
@@ -78,7 +78,7 @@ def test_moves_of_an_alias_count_and_a_full_workspace_may_still_promote(tmp_path
         assert rollback.status_code == 200
 
 
-def test_maps_and_what_is_said_of_them_count(tmp_path: Path) -> None:
+def test_maps_and_their_descriptions_count(tmp_path: Path) -> None:
     most = 10_000
     with in_process(tmp_path, max_workspace_bytes=most) as service:
         answers = [
@@ -194,7 +194,7 @@ def test_bytes_sent_again_while_they_are_deleted_leave_no_orphan(
         write = blobs.put
 
         def delete_and_write(key: str, content: Any) -> None:
-            if kept in key:  # just before the bytes that are sent again are written
+            if kept in key:  # just before the repeated bytes are written
                 assert service.delete(f"/v1/datasets/{kept}").status_code == 204
             write(key, content)
 
@@ -233,7 +233,7 @@ def test_small_rows_leave_room_to_delete(small_disk: Path) -> None:
 
 
 def stored_bytes(service: Local) -> int:
-    """Return what is noted as stored of the runs of the workspace."""
+    """Return the recorded number of bytes that the workspace's runs take."""
     with service.app.state.parts.database.read() as store:
         return store.keys.stored_bytes(workspace_named(store, DEFAULT_WORKSPACE).id)
 

@@ -1,4 +1,4 @@
-"""Bytes to arrays and back, against independent libraries."""
+"""Conversion of bytes to arrays and back, compared with independent libraries."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from service.errors import NotAcceptable, Unsupported
         ("text/csv; charset=utf-8; header=present", Format.CSV),
     ],
 )
-def test_format_is_what_the_content_type_says(content_type, expected):
+def test_format_follows_the_content_type(content_type, expected):
     assert format_of(content_type, b"") is expected
 
 
 @pytest.mark.parametrize("content_type", [None, "", "application/octet-stream; x=1"])
 @pytest.mark.parametrize("format", ANSWERED)
-def test_format_is_seen_in_the_first_bytes(content_type, format):
+def test_format_is_detected_from_the_first_bytes(content_type, format):
     assert format_of(content_type, VALID[format][:16]) is format
 
 

@@ -1,4 +1,4 @@
-"""CSV as a dataset: what its header says, and errors that name line and column."""
+"""CSV datasets: the meaning of the header, and errors that name line and column."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_numbers_come_back_exactly_as_they_were_written():
     ("prefix", "kind"),
     [("logit", "logits"), ("p", "probabilities"), ("Probability", "probabilities")],
 )
-def test_the_header_says_what_the_values_are(prefix, kind):
+def test_the_header_determines_the_kind(prefix, kind):
     assert read(Format.CSV, csv(LOGITS, LABELS, prefix)).declared == kind
 
 
@@ -74,11 +74,11 @@ def test_one_column_is_class_1_of_two(tmp_path, name):
     path = tmp_path / "set.csv"
     path.write_text(f"{name},label\n0.25,1\n0.5,0\n")
     assert inspect(path, Format.CSV, None, LIMITS).classes == 2
-    if name != "logit":  # of which calibrators would say that they look like probabilities
+    if name != "logit":  # calibrators would warn that they look like probabilities
         assert load(path, Format.CSV).labels.tolist() == [1, 0]
 
 
-def test_other_names_need_to_be_told_what_they_are(tmp_path):
+def test_other_names_need_a_kind(tmp_path):
     path = tmp_path / "set.csv"
     path.write_text("cat,label,dog\n0.25,1,0.75\n0.5,0,0.5\n")
     with pytest.raises(Invalid) as caught:
@@ -118,7 +118,7 @@ def test_other_names_need_to_be_told_what_they_are(tmp_path):
         (b"logit_0,logit_1,label\n1,2,cat\n", Invalid, "not_a_number", "column 'label': 'cat'"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(body, kind, code, told):
+def test_errors_name_line_and_column(body, kind, code, told):
     error = refused(body)
     assert (type(error), error.code) == (kind, code)
     assert told in error.message
@@ -136,7 +136,7 @@ def test_a_cell_that_is_no_number_is_named_by_line_and_column(row, column, text)
     error = refused(file.getvalue().encode())
     assert error.code == "not_a_number"
     assert error.details["column"] == lines[0][column]
-    # a cell over several lines is known by its last
+    # a cell over several lines has the number of its last line
     assert error.details["line"] == row + 2 + text.count("\n")
 
 
@@ -168,7 +168,7 @@ def test_csv_is_for_small_sets(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["c0", "", "label"])
-def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # else it takes minutes
+def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # otherwise it takes minutes
     body = ",".join([*(f"c{one}" for one in range(100_000)), last]).encode()
     if last == "label":
         assert read(Format.CSV, body).values.shape == (0, 100_000)

@@ -126,7 +126,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("case", SETS)
-def test_inspect_says_what_calibrators_says(tmp_path, case):
+def test_inspect_agrees_with_calibrators(tmp_path, case):
     kind, values, labels = SETS[case]
     make = CalibrationSet if kind == "logits" else CalibrationSet.from_probabilities
     with pytest.raises(DataError) as expected:
@@ -225,7 +225,7 @@ def test_rows_of_rounded_probabilities_may_sum_to_less(tmp_path, format, packed)
 
 @pytest.mark.parametrize("last", [[0.9, 0.085], [0.7, 0.2]])
 def test_sums_are_off_for_another_reason(tmp_path, last):
-    """The last row is not on the step of the others, or farther off than rounding does."""
+    """The last row does not have the others' step, or its error is larger than rounding allows."""
     rows = np.vstack([np.tile([0.25, 0.75], (2 * ROWS, 1)), [last]])
     path = written(tmp_path, Format.NPZ, "probabilities", rows, np.zeros(len(rows), int))
     with pytest.raises(DataError, match=f"sum to 1 .*first row {2 * ROWS}"):

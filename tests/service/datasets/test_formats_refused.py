@@ -1,4 +1,4 @@
-"""Hostile bytes: each is refused with a code, in little time and memory."""
+"""Hostile bytes: each is refused with a code, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_labels_beyond_64_bits_are_out_of_range():
 
 
 def patched(body: bytes, magic: bytes, offset: int, value: bytes) -> bytes:
-    """The bytes with a field of the (last) record that starts with ``magic`` replaced."""
+    """Replace a field of the last record that starts with ``magic``."""
     place = body.rindex(magic) + offset
     return body[:place] + value + body[place + len(value) :]
 
@@ -311,7 +311,7 @@ def test_npy_headers_that_numpy_fails_on_are_refused(descr, shape):
 
 
 def test_a_second_end_record_is_not_read_in_place_of_the_first():
-    """``zipfile`` prefers a zip64 record, which may name a directory of millions of members."""
+    """``zipfile`` prefers a zip64 record, whose directory may have millions of members."""
     entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 0, 20, *[0] * 8, 10, 0, 76, *[0] * 4)
     hidden = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 56, 0)
     hidden += struct.pack("<4sLQL", b"PK\6\7", 0, 56, 1)
@@ -322,7 +322,7 @@ def test_a_second_end_record_is_not_read_in_place_of_the_first():
 
 
 def test_zip64_of_numpy_is_read():
-    """numpy asks zipfile for zip64 headers; here the directory has them too."""
+    """numpy makes zipfile write zip64 headers; here the directory has them too."""
     body = VALID[Format.NPZ]
     assert read(Format.NPZ, body).values.shape == LOGITS.shape
     place = body.rindex(END)
@@ -370,7 +370,7 @@ def test_every_prefix_is_malformed(case):
 
 
 def told(format: Format, body: bytes) -> str:
-    """What a caller is told of a body, if it is refused."""
+    """Return the error that a caller gets for a body, or None if it is accepted."""
     try:
         read(format, body)
     except (ServiceError, DataError) as error:

@@ -1,4 +1,4 @@
-"""The array ``segments`` in every format: the names of segments, read with suspicion."""
+"""The array ``segments`` in every format: names of segments, read defensively."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMBERS = [3, -1, 3, 3, 2**63 - 1, 0, 0]
 
 
 def with_column(body: bytes, name: str, cells: list[str]) -> bytes:
-    """A CSV body with one more column."""
+    """Return a CSV body with one more column."""
     lines = body.decode().splitlines()
     added = [name, *cells]
     return "\n".join(f"{cell},{line}" for cell, line in zip(added, lines, strict=True)).encode()
@@ -116,7 +116,7 @@ def test_without_segments_there_are_none(tmp_path):
         assert inspect(written(tmp_path, body), format, None, LIMITS).segments is None
 
 
-def test_values_need_not_be_named_where_the_kind_is_said(tmp_path):
+def test_values_may_have_any_name_if_the_kind_is_given(tmp_path):
     body = npz(values=LOGITS, labels=LABELS, segments=np.array(NAMES))
     assert read(Format.NPZ, body).declared is None
     path = written(tmp_path, body)
@@ -180,7 +180,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", BROKEN)
-def test_inspect_says_what_calibrators_says(tmp_path, case, packed):
+def test_inspect_agrees_with_calibrators(tmp_path, case, packed):
     with pytest.raises(DataError) as expected:
         CalibrationSet(PLAIN, TRUTH, BROKEN[case])
     body = npz(packed=packed, logits=PLAIN, labels=TRUTH, segments=BROKEN[case])
@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_names(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 25
     finally:
         tracemalloc.stop()
-    with pytest.raises(TooLarge) as caught:  # by what it would unpack to
+    with pytest.raises(TooLarge) as caught:  # by its unpacked size
         inspect(path, Format.NPZ, None, LIMITS)
     assert caught.value.code == "body_too_large"
 
@@ -318,7 +318,7 @@ def test_lists_that_are_no_names(case):
 
 
 @pytest.mark.parametrize("cells", [[1, "a", "b"], ["a", 1, None], [True, 1, 2], [None] * 3])
-def test_all_say_the_same_of_the_same_cells(cells):
+def test_all_formats_refuse_the_same_cells(cells):
     told = []
     for look in (Segments.of, as_segments, segment_names.from_list):
         with pytest.raises(DataError, match="must be all strings or all integers") as caught:

@@ -1,4 +1,4 @@
-"""Uploads in parts that are not committed: how much they may hold, and how long."""
+"""Uncommitted uploads in parts: limits on their size and their lifetime."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ PART = 1024
 
 @pytest.fixture
 def limited(backend: Backend, tmp_path: Path) -> Iterator[Local]:
-    """The app with small limits."""
+    """Return the app with small limits."""
     limits = {"max_upload_bytes": MOST, "max_open_upload_bytes": 2 * MOST, "max_open_uploads": 3}
     with in_process(**backend.settings(tmp_path), max_part_bytes=MOST, **limits) as made:
         yield made
 
 
 def opened(client: httpx.Client) -> str:
-    """The address of a new upload."""
+    """Open an upload and return its path."""
     return f"/v1/datasets/{client.post('/v1/datasets?upload=parts').json()['id']}"
 
 
 def put(client: httpx.Client, url: str, number: int, size: int, fill: bytes = b"x") -> str:
-    """Send a part; "ok", or the code of the refusal."""
+    """Send a part; return "ok", or the code of the refusal."""
     answer = client.put(f"{url}/parts/{number}", content=fill * size)
     return "ok" if answer.is_success else f"{answer.status_code} {answer.json()['code']}"
 
 
 def kept_bytes(local: Local) -> int:
-    """The bytes of all parts in the store."""
+    """Return the total size of all parts in the store."""
     return sum(blob.bytes for blob in local.app.state.parts.blobs.list() if "/parts/" in blob.key)
 
 

@@ -1,4 +1,4 @@
-"""Parts sent straight to the store by signed URLs; where there is no such store, told so."""
+"""Parts sent directly to the store by presigned URLs, and the error where this is impossible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parts_of(body: bytes, count: int) -> list[bytes]:
 
 
 def promise(parts: dict[int, bytes]) -> dict[str, Any]:
-    """The body that asks for URLs."""
+    """Return the body that requests URLs."""
     return {
         "parts": [
             {"number": number, "bytes": len(part), "sha256": digest(part)}
@@ -40,7 +40,7 @@ def promise(parts: dict[int, bytes]) -> dict[str, Any]:
 
 
 def signed(client: httpx.Client, url: str, parts: dict[int, bytes]) -> dict[int, str]:
-    """The URL of each part."""
+    """Return the URL of each part."""
     answer = client.post(f"{url}/parts/presigned", json=promise(parts))
     assert answer.status_code == 200, answer.text
     given = answer.json()["parts"]
@@ -49,7 +49,7 @@ def signed(client: httpx.Client, url: str, parts: dict[int, bytes]) -> dict[int,
 
 
 def send(url: str, content: bytes) -> int:
-    """PUT to a signed URL, as somebody without a key; the status."""
+    """PUT a body to a presigned URL without a key; return the status."""
     return httpx.put(url, content=content, timeout=60).status_code
 
 
@@ -63,7 +63,7 @@ def numbers_there(client: httpx.Client, url: str) -> list[int]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, shared_fleet: Fleet, tmp_path: Path) -> Iterator[Local]:
-    """The app over a store that signs, with either database."""
+    """Return the app over a store that presigns URLs, with either database."""
     settings = shared_fleet.settings(tmp_path)
     if request.param == "sqlite":
         del settings["database_url"]
@@ -73,13 +73,13 @@ def store(request: pytest.FixtureRequest, shared_fleet: Fleet, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def limited(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The app with small limits."""
+    """Return the app with small limits."""
     settings = shared_fleet.settings(tmp_path_factory.mktemp("limited"))
     with in_process(**settings, max_part_bytes=4096, max_upload_bytes=10_000) as made:
         yield made
 
 
-def test_a_folder_says_what_to_do_instead(tmp_path: Path) -> None:
+def test_a_folder_refuses_with_an_alternative(tmp_path: Path) -> None:
     with in_process(tmp_path) as local:
         url = opened(local)
         answer = local.post(f"{url}/parts/presigned", json=promise({1: b"x"}))
@@ -110,7 +110,7 @@ def test_parts_go_straight_to_the_store_without_a_key(store: Local) -> None:
 
 
 def blobs_below(local: Local, kind: str) -> list[str]:
-    """The keys of a kind that are in the store."""
+    """Return the keys of a kind that are in the store."""
     keys = (blob.key for blob in local.app.state.parts.blobs.list())
     return [key for key in keys if f"/{kind}/" in key]
 
@@ -127,7 +127,7 @@ def test_promised_parts_that_never_came_are_missing_and_can_be_sent_later(store:
     assert numbers_there(store, url) == [1, 3]
     half = store.post(f"{url}/commit")
     assert (half.status_code, half.json()["missing"]) == (409, [2, 4])
-    # who goes on after a break asks again for what is not there; the rest stays
+    # a resumed upload requests URLs for missing parts only
     missing = {number: parts[number] for number in (2, 4)}
     for number, one in signed(store, url, missing).items():
         assert send(one, parts[number]) == 200
@@ -173,7 +173,7 @@ def test_both_ways_may_be_mixed_and_the_last_word_counts(store: Local) -> None:
     assert (late.status_code, late.json()["code"]) == (409, "dataset_complete")
 
 
-def test_a_url_says_until_when_it_is_good(store: Local) -> None:
+def test_a_url_has_an_expiry_time(store: Local) -> None:
     parts = store.app.state.parts
     with parts.database.read() as rows:
         workspace = keys.workspace_named(rows, keys.DEFAULT_WORKSPACE).id
@@ -234,7 +234,7 @@ def test_another_workspace_gets_no_url_and_changes_nothing(store: Local) -> None
 
 
 def test_urls_are_for_where_clients_reach_the_store(shared_fleet: Fleet, tmp_path: Path) -> None:
-    # the same server under another name, as seen from outside
+    # the same server under its external name
     outside = shared_fleet.blobs.url.replace("127.0.0.1", "localhost")
     with in_process(**shared_fleet.settings(tmp_path), sign_endpoint=outside) as local:
         url = opened(local)

@@ -24,7 +24,7 @@ def _body(rows: int) -> bytes:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    """Note file events below a watched folder if they happen in a thread that runs a loop."""
+    """Record file events below a watched folder that happen on a thread with an event loop."""
     if event not in ("open", "os.remove", "os.mkdir", "fcntl.flock") or not HOOKED:
         return
     folder, noted = HOOKED[-1]

@@ -1,4 +1,4 @@
-"""Event streams of a fit that many clients follow: one text per change, one stream per turn."""
+"""Event streams of one fit with many clients: one text per change, one stream per turn."""
 
 from __future__ import annotations
 

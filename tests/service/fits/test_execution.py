@@ -1,4 +1,4 @@
-"""What a worker does with a fit, in one process: versions, failures, fences."""
+"""Execution of a fit in a single process: versions, failures, fencing."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_time_limit_counts_from_the_first_start(place: Place) -> None:
     assert job.fit.started_at == first.started_at
 
 
-def test_faults_are_logged_and_not_told(place: Place) -> None:
+def test_internal_errors_are_logged_but_not_revealed(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     with capture_logs() as logged:
         error = error_of(ended(place, fit, Hooks(error=KeyError("/secret/path"))))
@@ -313,7 +313,7 @@ def test_maps_that_are_too_large_together_are_refused_before_the_rest_is_fitted(
 
 def test_a_fit_that_is_stopped_while_it_writes_leaves_no_blobs(place: Place) -> None:
     class Stopping(Hooks):
-        """Tell a fit to stop as soon as it has written something."""
+        """Stops a fit as soon as it has written something."""
 
         def stop(self) -> Stop | None:
             return Stop.CANCEL if set(keys(place.blobs)) - before else None

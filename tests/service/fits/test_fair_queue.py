@@ -1,4 +1,4 @@
-"""Fits are claimed once each, workspaces in turn, and cheaply however many of them wait."""
+"""Each fit is claimed once, workspaces take turns, and claims are cheap even in long queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = ("temperature", {})
 
 @pytest.fixture
 def place(place: Place) -> Iterator[Place]:
-    """A place with a worker that beats."""
+    """Return a place with a worker that sends heartbeats."""
     with place.database.write() as store:
         store.workers.beat("w", queues=list(QUEUES), device="cpu")
     return place
@@ -49,7 +49,7 @@ def orders(place: Place, count: int) -> list[str]:
 
 
 def in_turn(place: Place, count: int) -> list[str]:
-    """Claim so many fits, one after the other."""
+    """Claim this many fits, one after the other."""
     found = [claimed(place) for _ in range(count)]
     return [one.id for one in found if one is not None]
 
@@ -121,7 +121,7 @@ def test_open_fits_of_a_workspace_are_bounded(place: Place) -> None:
 
 
 def fill(place: Place, status: str, **facts: object) -> None:
-    """Add many fits of a workspace that has one."""
+    """Add many fits to a workspace that has one."""
     with place.database.write() as store:
         row = dict(store.session.execute(select(tables.fits).limit(1)).mappings().one())
         rows = [{**row, "status": status, **facts, "id": f"fit_{status}{n}"} for n in range(MANY)]
@@ -129,7 +129,7 @@ def fill(place: Place, status: str, **facts: object) -> None:
 
 
 def plans(place: Place, asked: list[tuple[str, Any]]) -> Iterator[str]:
-    """The plans of statements on fits, as they are for any values of their parameters."""
+    """Return the query plans of statements on fits, for any values of their parameters."""
     with place.database.engine.connect() as connection:
         if not place.database.is_sqlite:
             connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
@@ -171,4 +171,4 @@ def test_a_claim_among_many_fits_looks_by_index(place: Place) -> None:
     for plan in plans(place, on_fits):
         assert not re.search(r"SCAN fits|Seq Scan on fits", plan), plan
     with place.database.read() as store:
-        assert len(store.fits.turns([CPU])) == 1  # the other's only fit was taken first
+        assert len(store.fits.turns([CPU])) == 1  # the other workspace's only fit was claimed first

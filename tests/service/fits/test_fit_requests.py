@@ -1,4 +1,4 @@
-"""Orders of fits are small, checked off the event loop and before the write lock is taken."""
+"""Fit requests are small, and are checked off the event loop before the write lock is taken."""
 
 from __future__ import annotations
 

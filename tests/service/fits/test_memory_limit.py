@@ -1,4 +1,4 @@
-"""A fit that would need more memory than a worker may use is refused when it is ordered."""
+"""A fit that would need more memory than a worker may use is refused when it is requested."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_evaluation_dataset_counts(tmp_path: Path) -> None:
 
 
 def test_a_worker_refuses_before_it_loads() -> None:
-    """The limit may be lower than when the fit was ordered."""
+    """The limit may be lower than when the fit was requested."""
     known = dict.fromkeys(field.name for field in fields(Dataset))
     data = Dataset(**{**known, "rows": ROWS, "classes": CLASSES})
     order = {"methods": [{"method": "temperature", "params": {}}], "seed": 0, "held_out": None}
@@ -87,7 +87,7 @@ def test_a_worker_refuses_before_it_loads() -> None:
 
 
 class Calm:
-    """Hooks of a fit that nobody watches."""
+    """Hooks that ignore everything."""
 
     def progress(self, told: dict[str, Any]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Fits on data that no method can learn from end well, and the doctor finds nothing amiss."""
+"""Fits on data from which no method can learn end cleanly, and the doctor finds no problem."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def findings(place: Place) -> list[Finding]:
 
 
 def fitted(place: Place, case: str, *methods: str) -> tuple[FitStatus, list[Version]]:
-    """The versions that a worker makes of data."""
+    """Return the versions that a worker creates from data."""
     logits, labels = DATA[case]
     segments = np.resize(["app", "web"], len(labels))
     logits = logits * next(SCALES)

@@ -1,4 +1,4 @@
-"""Whatever one caller sends, all others are answered: every route, and costly bodies."""
+"""Other callers get responses whatever one caller sends: every route, and costly bodies."""
 
 from __future__ import annotations
 

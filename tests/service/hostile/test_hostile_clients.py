@@ -1,4 +1,4 @@
-"""Many clients of one key at once, or clients that do not read: all others are answered."""
+"""Many clients with one key, or clients that do not read, do not delay other callers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture
 def close_at_end() -> Iterator[list[socket.socket]]:
-    """Sockets that are closed however the test ends."""
+    """Close the sockets however the test ends."""
     opened: list[socket.socket] = []
     yield opened
     for one in opened:
@@ -46,7 +46,7 @@ def close_at_end() -> Iterator[list[socket.socket]]:
 
 
 def open_request(target: Target, scope: str, head: str, body: bytes = b"") -> socket.socket:
-    """Send a request and read nothing of the answer."""
+    """Send a request without reading the response."""
     made = socket.create_connection(("127.0.0.1", target.port), timeout=60)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     key = f"Authorization: Bearer {target.tokens[scope]}"
@@ -78,7 +78,7 @@ def test_a_flood_of_one_key_holds_up_nobody(attacked, call):
     statuses = json.loads(done.stdout)
     expected = {"/readyz": "503", "/": "307"}.get(path)  # there is no worker
     if path.endswith("/compare"):
-        expected = "422"  # it is not said which versions
+        expected = "422"  # the document does not specify the versions
     assert not statuses.get("500")
     assert any(statuses.get(one) for one in (expected or "200", "404", "409")), statuses
     watched.check()
@@ -96,7 +96,7 @@ def test_drawings_of_many_clients_hold_up_nobody(attacked):
 
 @by_the_clock
 def test_many_kinds_of_costly_calls_at_once_hold_up_nobody(attacked):
-    """None of them alone does: what holds the interpreter for long adds up."""
+    """Each alone is harmless, but the times for which they hold the interpreter add up."""
     with attacked.client() as admin:
         for name, k in (("pair", 2), ("sixty", 60)):
             body = temperature_registration(2.0, k=k)
@@ -144,7 +144,7 @@ def test_clients_that_do_not_read_are_disconnected(attacked, close_at_end):
             made.sendall(content)
 
     pid = attacked.service.process.pid
-    with attacked.client() as admin:  # so that buffers of threads are no growth
+    with attacked.client() as admin:  # so that buffers of threads do not count as growth
         for _ in range(4):
             answer = admin.post(
                 "/v1/calibrators/wide@1/predict", content=content, headers={"Content-Type": NPY}
@@ -201,7 +201,7 @@ def test_uploads_of_one_workspace_do_not_delay_the_predictions_of_another(attack
     watched.check()
 
 
-def test_requests_of_one_key_beyond_its_share_are_told_to_wait(tmp_path):
+def test_requests_of_one_key_beyond_its_share_get_429(tmp_path):
     with target(tmp_path, "--max-requests-per-key", "4", "--body-timeout", "30") as small:
         head = (
             "POST /v1/datasets HTTP/1.1\r\n"
@@ -222,7 +222,7 @@ def test_requests_of_one_key_beyond_its_share_are_told_to_wait(tmp_path):
 
 
 def test_the_keys_of_a_workspace_share_a_limit_of_requests(tmp_path):
-    """1,900 unread downloads over 8 keys took 700 MB."""
+    """1,900 unread downloads with 8 keys took 700 MB."""
     with target(tmp_path, "--max-requests-per-key", "2", "--body-timeout", "30") as small:
         head = (
             "POST /v1/datasets HTTP/1.1\r\n"
@@ -256,7 +256,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def test_scope_is_checked_before_a_body_is_read(attacked):
-    # the body never comes: a service that waited for it would not answer
+    # the body never arrives, so a service that waited for it would not respond
     head = "POST /v1/runs HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1360000"
     made = open_request(attacked, "predict", head, b"{")
     made.settimeout(10)

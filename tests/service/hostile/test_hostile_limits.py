@@ -1,4 +1,4 @@
-"""Small requests that cost much, and very many of them at once: all others are answered."""
+"""Small requests that are costly, in very large numbers, do not delay other callers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def opened(attacked: Target, count: int, data: bytes) -> Iterator[list[socket.socket]]:
-    """Connections that have all sent the same, as far as it was taken."""
+    """Open connections that all send the same bytes, as far as they are accepted."""
     made = []
     try:
         for _ in range(count):

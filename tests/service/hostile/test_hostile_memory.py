@@ -1,4 +1,4 @@
-"""Calls that hold much memory for long, or take long: other workspaces are answered as ever."""
+"""Calls that hold much memory, or take long, do not delay other workspaces."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def npy(values: np.ndarray) -> bytes:
 
 
 def add_other_workspace(target: Target) -> None:
-    """Make a key of another workspace, the token "other"."""
+    """Create a key in another workspace, with the token "other"."""
     asked = ("--workspace", "others", "--scopes", "fit,predict", "--name", "other")
     made = here("keys", "create", *asked, "--data-dir", target.service.data_dir)
     assert made.returncode == 0, made.stderr
     target.tokens["other"] = made.stdout.strip()
-    with target.client("other") as client:  # keys made elsewhere are looked up every second
+    with target.client("other") as client:  # keys created elsewhere are looked up every second
         wait_until(lambda: client.get("/v1/calibrators").status_code == 200)
 
 
@@ -112,7 +112,7 @@ def test_large_answers_to_small_bodies_that_nobody_reads_take_little_memory(atta
 
 @by_the_clock
 def test_stalled_bodies_of_many_keys_take_little_memory(attacked):
-    """1,900 of them took 460 MB: each held what was read until its turn came."""
+    """1,900 of them took 460 MB, because each held the bytes read before its turn."""
     with attacked.client() as admin:
         body = {"name": "many", "scopes": ["predict"]}
         keys = [admin.post("/v1/keys", json=body).json()["token"] for _ in range(8)]

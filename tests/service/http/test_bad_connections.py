@@ -1,4 +1,4 @@
-"""Bodies whose length is a lie, that never end or never come, sent to the real app byte by byte."""
+"""Bodies with wrong lengths, or that never end or arrive, sent to the real app byte by byte."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """One with short timeouts."""
+    """Run a service with short timeouts."""
     with limited(tmp_path_factory.mktemp("hasty"), body_timeout=TIMEOUT) as local:
         yield local
 
 
 class Line:
-    """A connection on which bytes go out as they are given."""
+    """A connection that sends bytes exactly as given."""
 
     def __init__(self, service: Local) -> None:
         address = service.base_url.host, service.base_url.port
@@ -81,11 +81,11 @@ class Line:
         self._socket.shutdown(socket.SHUT_WR)
 
     def everything(self) -> bytes:
-        """All that comes until the service hangs up."""
+        """Return everything received until the service closes the connection."""
         return self._socket.makefile("rb").read()
 
     def answer(self) -> tuple[int, dict[str, object]]:
-        """The status and the body of the next answer; 0 and nothing if there is none."""
+        """Return the status and the body of the next response; 0 and no bytes if there is none."""
         file = self._socket.makefile("rb")
         status = file.readline()
         if not status:
@@ -141,7 +141,7 @@ def test_more_than_the_stated_length_is_no_part_of_the_body(service: Local, path
         line.head(path, "Content-Length: 50")
         line.send(body)
         raw = line.everything()
-    # the rest is taken for a next request, which is none: this one is answered, and that is all
+    # the rest is parsed as an invalid next request, so there is only this response
     assert raw.startswith(b"HTTP/1.1 400"), raw
     assert raw.count(b"HTTP/1.1") == 1
     assert b"Traceback" not in raw
@@ -193,7 +193,7 @@ def test_too_large_without_a_length_is_refused_on_the_way(service: Local, path: 
     assert left_behind(service) == []
 
 
-def test_too_large_on_the_way_is_told_to_those_who_listen(service: Local) -> None:
+def test_too_large_bodies_get_a_response_while_they_arrive(service: Local) -> None:
     pieces = (bytes(1 << 16) for _ in range(20))
     answer = service.post("/v1/datasets", content=pieces, headers=NPZ)
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")

@@ -1,4 +1,4 @@
-"""Bodies that are refused: by their stated length, as they come, and when they do not come."""
+"""Bodies refused by their declared length, while they arrive, or because they do not arrive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIN_RATE = 1000
 
 
 class Counting:
-    """Outside the guard: how much of the bodies it took from the server."""
+    """Middleware outside the guard that counts the bytes of bodies read from the server."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -105,7 +105,7 @@ def port(app: Counting) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def hasty_port() -> Iterator[int]:
-    """Of an app with short timeouts."""
+    """Return the port of an app with short timeouts."""
     with running(guarded(LITTLE)) as port:
         yield port
 
@@ -258,7 +258,7 @@ def test_httpx_reads_the_413_of_a_large_upload(app: Counting, port: int) -> None
     assert app.bytes - before < 8 * LIMIT
 
 
-def test_a_client_that_asks_first_is_told_at_once(port: int) -> None:
+def test_expect_continue_is_answered_at_once(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"POST /stream HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
         connection.sendall(b"Content-Length: 99999999\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Open connections by address, and which are closed for new ones."""
+"""Open connections per address, and which are closed to make room for new ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from service.http.server.connections import MAX_HEAD_BYTES_OF_ONE, Connections
 
 
 class Line:
-    """A connection that knows whether it was closed."""
+    """A connection that records whether it was closed."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -53,7 +53,7 @@ def test_where_none_is_idle_the_new_one_is_closed() -> None:
     assert not opened(connections, "a", 1)[0].is_closed
 
 
-def test_near_the_limit_of_all_who_has_most_makes_room() -> None:
+def test_near_the_total_limit_the_largest_user_loses_connections() -> None:
     connections = Connections(100, 5)
     many = opened(connections, "a", 4)
     few = opened(connections, "b", 3)

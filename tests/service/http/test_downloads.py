@@ -1,4 +1,4 @@
-"""Downloads of maps by clients that read slowly, or leave: they hold no copy and no file."""
+"""Downloads of maps by slow or disconnecting clients hold no copies and no open files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def local(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def begun(local: Local) -> socket.socket:
-    """A download of which only the first bytes are read."""
+    """Start a download, and read only its first bytes."""
     line = socket.socket()
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     line.settimeout(30)
@@ -51,7 +51,7 @@ def begun(local: Local) -> socket.socket:
 
 
 def open_blobs(folder: Path) -> list[str]:
-    """The files below a folder that this process, which serves, has open."""
+    """Return the files below a folder that this process, the server, has open."""
     found = []
     for number in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the headers of its answer, counters, the access log."""
+"""The middleware around every request: its id, response headers, counters, access log."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_the_layer_costs_microseconds() -> None:
     assert around - alone < 100e-6
 
 
-def test_metrics_are_asked_for_at_each_scrape(metrics: Metrics) -> None:
+def test_metrics_are_read_at_each_scrape(metrics: Metrics) -> None:
     depths = iter([3.0, 5.0])
 
     def queue() -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""Deny by default: every route of the app, tried without a key and with every kind of key."""
+"""Deny by default: every route of the app, requested without a key and with every kind of key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOREIGN = [
 
 @dataclass(frozen=True)
 class Locked:
-    """A service with keys: a token for every scope, and headers that are no valid key."""
+    """A service with keys: a token for every scope, and headers that are not valid keys."""
 
     client: Local
     tokens: dict[Scope, str]
@@ -73,7 +73,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service without keys that stays so."""
+    """Return a service without keys that never gets one."""
     with in_process(tmp_path_factory.mktemp("opened")) as client:
         yield client
 

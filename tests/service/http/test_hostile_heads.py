@@ -1,4 +1,4 @@
-"""Heads of requests that try to make the service speak WebSocket, or send readers elsewhere."""
+"""Request headers that try to start a WebSocket, or to redirect readers elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE, PROGRAM = "text/html", "application/json"
 
 
 def handshake(path: str, method: str = "GET", host: str = "127.0.0.1") -> bytes:
-    """The head of a request for a WebSocket."""
+    """Return the request headers of a WebSocket handshake."""
     lines = (
         f"{method} {path} HTTP/1.1",
         f"Host: {host}",
@@ -40,7 +40,7 @@ def handshake(path: str, method: str = "GET", host: str = "127.0.0.1") -> bytes:
 
 
 def answer_to(url: str, sent: bytes) -> bytes:
-    """Everything that is answered until the connection ends."""
+    """Return everything received until the connection ends."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=20) as line:
         line.sendall(sent)
@@ -50,7 +50,7 @@ def answer_to(url: str, sent: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A service whose log nobody else writes to."""
+    """Run a service whose log only this test writes to."""
     folder: Path = tmp_path_factory.mktemp("hostile")
     with running(folder, "--workers", "0") as started:
         yield started
@@ -89,7 +89,7 @@ def test_an_upgrade_to_http_2_is_ignored(own_service: Running) -> None:
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_another_server_is_told_to_close_a_websocket() -> None:
+def test_websockets_are_closed_on_other_servers() -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -106,7 +106,7 @@ def test_another_server_is_told_to_close_a_websocket() -> None:
 
 @pytest.fixture
 def token(local: Local) -> str:
-    """The key of an administrator; with one, any Host header is accepted."""
+    """Return an administrator's key; once there is a key, any Host header is accepted."""
     parts = local.app.state.parts
     with parts.database.write() as store:
         workspace = keys.workspace_named(store, "default", make=True).id
@@ -116,7 +116,7 @@ def token(local: Local) -> str:
 
 
 def locations(client: httpx.Client, method: str, path: str, token: str) -> list[str]:
-    """Where a path leads to, for people and programs, with a key and without."""
+    """Return where a path redirects to, for people and programs, with a key and without."""
     found = []
     for accept in (PAGE, PROGRAM):
         for key in ({}, {"Authorization": f"Bearer {token}"}):

@@ -1,4 +1,4 @@
-"""Heads that never end, come too slowly or are no HTTP, sent byte by byte."""
+"""Headers that never end, arrive too slowly or are not HTTP, sent byte by byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n
 
 
 class Hasty(HttpProtocol):
-    """With short timeouts, for tests of what comes too slowly: a busy machine is slow as well."""
+    """Short timeouts, for tests of slow input; a busy machine is slow as well."""
 
     head_seconds = HEAD_SECONDS
     leftover_seconds = HEAD_SECONDS
@@ -48,7 +48,7 @@ def answer_slowly(_request: Request) -> PlainTextResponse:
 
 @contextlib.contextmanager
 def served(protocol: type[HttpProtocol]) -> Iterator[tuple[str, int]]:
-    """Where a small app listens that is served as ours is."""
+    """Run a small app like the real one; return its address."""
     app = Starlette(
         routes=[
             Route("/echo", echo, methods=["GET", "POST"]),
@@ -77,7 +77,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def line(address: tuple[str, int]) -> Iterator[socket.socket]:
-    """A connection to it."""
+    """Open a connection to the small app."""
     with socket.create_connection(address, timeout=20) as made:
         yield made
 
@@ -90,7 +90,7 @@ def hasty_address() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def hasty(hasty_address: tuple[str, int]) -> Iterator[socket.socket]:
-    """A connection to one with short timeouts."""
+    """Open a connection to an app with short timeouts."""
     with socket.create_connection(hasty_address, timeout=20) as made:
         yield made
 
@@ -101,7 +101,7 @@ def everything(line: socket.socket) -> bytes:
 
 
 def refused(line: socket.socket) -> tuple[int, str]:
-    """The status and code of the one answer, after which the connection ends."""
+    """Return the status and code of the only response, after which the connection ends."""
     head, _, body = everything(line).partition(b"\r\n\r\n")
     headers = head.lower().split(b"\r\n")
     assert b"content-type: application/problem+json" in headers

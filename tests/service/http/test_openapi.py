@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole: every operation is named and shown, and its examples are true."""
+"""The OpenAPI document is complete: operations have names and docs, and examples are valid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def operations(document: Plain) -> Iterator[tuple[str, Plain]]:
 
 
 def contents(document: Plain) -> Iterator[tuple[str, str, Plain]]:
-    """Each body and each answer but errors, by operation and media type."""
+    """Yield each body and each response except errors, by operation and media type."""
     for label, operation in operations(document):
         for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
             yield f"{label} body", media_type, content
@@ -56,7 +56,7 @@ def examples_of(document: Plain, content: Plain) -> list[Any]:
 
 
 def examples_in(document: Plain, schema: Plain) -> Iterator[Any]:
-    """The examples of a schema, of what it refers to, or of its items."""
+    """Return the examples of a schema, of the schemas it refers to, or of its items."""
     if "items" in schema:
         yield from ([one] for one in examples_in(document, schema["items"]))
     for choice in schema.get("anyOf", [schema]):

@@ -1,4 +1,4 @@
-"""Every way in which a request can go wrong, and the form of its answer."""
+"""Every kind of failed request, and the form of its response."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_database_that_is_down_is_503_without_sql(kind: type[OperationalError]
     assert logged["reason"] == "connection refused"
 
 
-def test_anything_else_is_500_logged_once_and_tells_nothing() -> None:
+def test_anything_else_is_500_logged_once_and_reveals_nothing() -> None:
     headers = {"x-request-id": "mine-1"}
     with structlog.testing.capture_logs() as lines:
         answer = ask(raising(RuntimeError(SECRET)), "GET", "/raise", headers=headers)
@@ -234,7 +234,7 @@ def test_a_request_cancelled_by_the_servers_end_is_503_if_it_can_still_be_answer
         assert b'"code":"shutting_down"' in sent[1]["body"]
 
 
-def test_v2_says_it_in_its_own_form() -> None:
+def test_v2_has_its_own_form_of_errors() -> None:
     known = ask(raising(errors.NotFound("no_such_calibrator", "No model.")), "GET", "/v2/raise")
     unknown = ask(raising(RuntimeError(SECRET)), "GET", "/v2/raise")
 

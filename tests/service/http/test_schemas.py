@@ -1,4 +1,4 @@
-"""Bodies of requests: what is refused, and what a refusal keeps in memory."""
+"""Request bodies: which are refused, and what a refusal keeps in memory."""
 
 from __future__ import annotations
 

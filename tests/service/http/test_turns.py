@@ -104,7 +104,7 @@ def test_waits_that_end_together_go_on_one_after_the_other() -> None:
     assert len(set(went_on)) == len(went_on) == 40
 
 
-def test_who_listens_for_a_disconnect_takes_no_thread() -> None:
+def test_waiting_for_a_disconnect_takes_no_thread() -> None:
     async def run() -> int:
         workspace = WorkspaceLoad(asyncio.Semaphore(2))
         slots = [Slot(CallerLoad(workspace)) for _ in range(10)]

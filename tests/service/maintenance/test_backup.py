@@ -1,4 +1,4 @@
-"""Backup and restore: what comes back, misuse, damaged blobs, no room; blobs in S3."""
+"""Backup and restore: content, misuse, damaged blobs, a full disk, and blobs in S3."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_file_is_plain_tar_with_a_manifest(kept: Kept) -> None:
     assert manifest["counts"] == expected
 
 
-def test_a_backup_is_private_and_replaces_nothing_unasked(kept: Kept, tmp_path: Path) -> None:
+def test_a_backup_is_private_and_replaces_files_only_by_force(kept: Kept, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     file.write_text("something else")
     assert "--force" in refusal(command("backup", file, "--data-dir", kept.folder))
@@ -113,7 +113,7 @@ def test_only_a_plain_file_is_ever_replaced(kept: Kept, tmp_path: Path, kind: st
     assert kind != "link" or other.read_text() == "something else"
 
 
-def test_a_database_that_is_damaged_is_told_in_one_line(kept: Kept, tmp_path: Path) -> None:
+def test_a_damaged_database_is_reported_in_one_line(kept: Kept, tmp_path: Path) -> None:
     shutil.copytree(kept.folder, tmp_path / "data")
     database = tmp_path / "data" / "calibrd.db"
     whole = database.read_bytes()
@@ -169,7 +169,7 @@ def test_where_nothing_can_be_written_a_backup_is_made_if_it_can_be(
         ("restore", ("--data-dir", "{kept}/calibrd.db"), "is a file"),
     ],
 )
-def test_misuse_is_told_in_one_line(
+def test_misuse_is_reported_in_one_line(
     kept: Kept, tmp_path: Path, verb: str, flags: tuple[str, ...], said: str
 ) -> None:
     given = [flag.format(tmp=tmp_path, kept=kept.folder) for flag in flags]
@@ -194,7 +194,7 @@ def test_what_another_database_has_left_is_not_taken_for_changes(
 
 @pytest.fixture
 def served(kept: Kept, tmp_path: Path) -> Iterator[Local]:
-    """The same service, elsewhere."""
+    """Run the same service in another folder."""
     command("restore", kept.file, "--data-dir", tmp_path / "data")
     with in_process(tmp_path / "data") as local:
         let_in(local, kept.key)

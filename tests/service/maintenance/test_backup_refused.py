@@ -1,4 +1,4 @@
-"""Backups that are damaged, forged or of others are refused before anything is written."""
+"""Damaged, forged or foreign backups are refused before anything is written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_truncated_backup_is_refused(kept: Kept, tmp_path: Path) -> None:
         refused_without_a_trace(tmp_path / "cut.tar", tmp_path)
 
 
-def test_a_flipped_bit_is_seen_or_does_not_matter(kept: Kept, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_or_does_not_matter(kept: Kept, tmp_path: Path) -> None:
     with tarfile.open(kept.file, "r:") as tar:
         # headers, contents, and the zeros that fill the last block of each
         infos = [(info.offset, info.offset_data + info.size) for info in tar.getmembers()]
@@ -61,18 +61,18 @@ def test_a_flipped_bit_is_seen_or_does_not_matter(kept: Kept, tmp_path: Path) ->
             seen += 1
             assert not (tmp_path / "new").exists()
             continue
-        # one that nobody reads, such as the last of a checksum's field
+        # a byte that is never read, such as the last one of a checksum field
         restored = (tmp_path / "new" / "calibrd.db").read_bytes()
         with tarfile.open(kept.file, "r:") as tar:
             assert restored == tar.extractfile("calibrd.db").read()  # type: ignore[union-attr]
         shutil.rmtree(tmp_path / "new")
-    assert seen > 45  # the others fell on bytes that fill up or that nobody reads
+    assert seen > 45  # the other bits are in padding or in bytes that are never read
 
 
 def forged(
     kept: Kept, file: Path, forge: Callable[[dict[str, bytes], dict[str, Any]], None]
 ) -> None:
-    """A backup with other members, and a manifest that is right about them."""
+    """Return a backup with other members and a manifest that matches them."""
     with tarfile.open(kept.file, "r:") as tar:
         members = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
     manifest = json.loads(members.pop(MANIFEST))
@@ -94,9 +94,7 @@ def test_a_forged_backup_that_keeps_to_the_rules_is_restored(kept: Kept, tmp_pat
     assert command("restore", tmp_path / "same.tar", "--data-dir", tmp_path / "new").returncode == 0
 
 
-def test_a_database_that_is_not_what_the_manifest_says_is_refused(
-    kept: Kept, tmp_path: Path
-) -> None:
+def test_a_database_that_contradicts_the_manifest_is_refused(kept: Kept, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE others (id TEXT)")
     foreign = (tmp_path / "other.db").read_bytes()

@@ -1,4 +1,4 @@
-"""The doctor names every fault that is planted, and nothing else."""
+"""The doctor reports every planted fault, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.both_backends
 
 
 class Patient(Place):
-    """A place with one of each thing, and a fit that waits."""
+    """A place with one object of each kind and a queued fit."""
 
     def fill(self) -> None:
         self.data = self.dataset()
@@ -82,7 +82,7 @@ class Patient(Place):
                 )
 
     def train(self) -> None:
-        """A run with three steps."""
+        """Create a run with three steps."""
         caller = Principal(self.workspace, "tests", frozenset(Scope))
         asked = Opening("job", "monitor", None, 1, "trainer", 60, "a", None, None, {}, "")
         statistics = BinStatistics.from_confidences([0.9], [True])
@@ -92,7 +92,7 @@ class Patient(Place):
             post(self.database, caller, "job", SentStatistics("a", step, 0, statistics, None))
 
     def skip(self) -> None:
-        """Step 4 never comes, and step 5 waits for it since long ago."""
+        """Make step 5 wait for step 4, which never arrives, for a long time."""
         caller = Principal(self.workspace, "tests", frozenset(Scope))
         statistics = BinStatistics.from_confidences([0.9], [True])
         post(self.database, caller, "job", SentStatistics("a", 5, 0, statistics, None))
@@ -104,14 +104,14 @@ class Patient(Place):
         return list(looking.findings())
 
     def replace_map(self, content: bytes) -> None:
-        """Let the row name a blob that has its hash, and is no map."""
+        """Make the row name a blob that has its hash but is not a map."""
         sha256 = hashlib.sha256(content).hexdigest()
         self.blobs.put(map_key(self.workspace, self.version.id, sha256), content)
         mine = versions.c.id == self.version.id
         self.change(update(versions).where(mine).values(map_sha256=sha256))
 
     def replace_judged_rows(self, content: bytes) -> None:
-        """Let the row name a blob that has its hash, and holds no judged rows."""
+        """Make the row name a blob that has its hash but holds no judged rows."""
         sha256 = hashlib.sha256(content).hexdigest()
         self.blobs.put(judged_key(self.workspace, self.version.id, sha256), content)
         mine = versions.c.id == self.version.id
@@ -145,7 +145,7 @@ TABLES = (versions, reports, aliases, alias_moves, fits, run_statistics, run_ste
 
 @contextmanager
 def healed_after(place: Patient) -> Iterator[Patient]:
-    """At the end all rows and blobs are as they were."""
+    """Restore all rows and blobs at the end."""
     blobs = {key: stored.content(place.blobs, key) for key in stored.keys(place.blobs)}
     with place.database.read() as store:
         rows = {table: store.session.execute(select(table)).mappings().all() for table in TABLES}
@@ -173,7 +173,7 @@ def patient(filled: Patient) -> Iterator[Patient]:
 
 
 def unread(table: str, column: str, text: str) -> Fault:
-    """A column of JSON with a text that is none, or of another shape; PostgreSQL takes no other."""
+    """Write invalid JSON to a column; on PostgreSQL, valid JSON of another shape."""
 
     def plant(it: Patient) -> None:
         told, value = (text, ":told") if it.database.is_sqlite else (json.dumps(text), JSON)
@@ -183,7 +183,7 @@ def unread(table: str, column: str, text: str) -> Fault:
 
 
 def without_calibrator(it: Patient) -> None:
-    """A version of a calibrator that is not there, as a hand that asks no rules writes it."""
+    """Insert a version of a missing calibrator, bypassing the constraints."""
     mine = versions.c.id == it.version.id
     with it.database.engine.connect() as connection:
         row = dict(connection.execute(select(versions).where(mine)).mappings().one())
@@ -195,7 +195,7 @@ def without_calibrator(it: Patient) -> None:
             connection.execute(sql("SET session_replication_role = replica"))
         connection.execute(insert(versions).values(row))
         connection.commit()
-        connection.invalidate()  # whoever comes next keeps to the rules
+        connection.invalidate()  # later statements obey the constraints
 
 
 SECOND = alias_moves.c.revision == 2
@@ -351,7 +351,7 @@ def test_an_alias_of_a_version_that_is_gone(patient: Patient) -> None:
     assert (found.code, found.subject) == ("alias_dangling", "alias digits@production")
 
 
-def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
+def test_the_command_reports_faults_and_its_exit_code_too(patient: Patient) -> None:
     chosen = [
         f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
         for name in ("data_dir", "database_url", "blobs_url")
@@ -371,7 +371,7 @@ def test_the_command_says_it_and_its_exit_code_too(patient: Patient) -> None:
     assert patient.map in line
 
 
-def test_sweep_says_what_it_does(patient: Patient) -> None:
+def test_sweep_reports_what_it_does(patient: Patient) -> None:
     chosen = [
         f"--{name.replace('_', '-')}={getattr(patient.settings, name)}"
         for name in ("data_dir", "database_url", "blobs_url")
@@ -389,7 +389,7 @@ def test_sweep_says_what_it_does(patient: Patient) -> None:
     assert (early.returncode, "must be 0 or at least 2" in early.stderr) == (2, True)
 
 
-def test_who_looks_in_the_wrong_place_is_told_so_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_wrong_place_is_reported_and_nothing_is_created(tmp_path: Path) -> None:
     for verb in ("doctor", "sweep"):
         done = here(verb, f"--data-dir={tmp_path / 'none'}")
         assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""Health, metrics, logs, start and stop, memory, and what the API process loads."""
+"""Health, metrics, logs, start and stop, memory, and the modules of the API process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_importing_the_app_loads_no_torch():
 
 
 def uncompressed_npz(path: Path, megabytes: int) -> None:
-    """An npz of so many megabytes, written without holding it."""
+    """Write an npz of a number of megabytes without holding it in memory."""
     columns = 1000
     rows = megabytes * MEGABYTE // (4 * columns)
     block = np.random.default_rng(0).normal(size=(1000, columns)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_upload_of_200_megabytes_takes_less_than_32_of_memory(tmp_path):
 
 
 def _peak(pid: int, *, reset: bool = False) -> int:
-    """The most memory that a process had since the last reset."""
+    """Return the peak memory of a process since the last reset."""
     if reset:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     status = Path(f"/proc/{pid}/status").read_text()
@@ -162,7 +162,7 @@ def test_killed_api_leaves_no_worker_behind(tmp_path):
         wait_until(lambda: not any(child.is_running() for child in children), 15)
 
 
-def test_port_in_use_is_said_in_a_line(service, tmp_path):
+def test_port_in_use_is_reported_in_one_line(service, tmp_path):
     port = service.url.rpartition(":")[2]
     command = [sys.executable, "-m", "service", "serve", "--port", port]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The sweeper deletes what nothing names, and never what a row names or will name."""
+"""The sweeper deletes orphaned blobs, but none that a row refers to or will refer to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from service.storage.repository import new_id
 
 pytestmark = pytest.mark.both_backends
 
-ALL = -60.0  # of whatever age, and whatever the clocks say
+ALL = -60.0  # of any age, and for any clock
 MAP = archive.dump(TemperatureMap(k=3, temperature=2.0))
 MAP_SHA256 = hashlib.sha256(MAP).hexdigest()
 OTHER_SHA256 = hashlib.sha256(b"other").hexdigest()
@@ -45,7 +45,7 @@ def caller(place: Place) -> Principal:
 
 
 def named_blobs(place: Place) -> set[str]:
-    """One blob of each kind that a row names, or that belongs to an upload."""
+    """Write a blob of each kind that a row refers to or that belongs to an upload."""
     made = register(place.database, place.blobs, caller(place), Registration("c", MAP))
     place.dataset()
     with place.database.write() as store:
@@ -70,7 +70,7 @@ OF_ITS_ROW = ("calibrator", "number", "id", "created_at")
 
 
 def orphans(place: Place) -> set[str]:
-    """One blob of each kind that has lost its writer."""
+    """Write a blob of each kind whose writer has died."""
     complete = place.dataset()
     keys = {
         dataset_key(place.workspace, new_id("ds"), OTHER_SHA256),
@@ -87,7 +87,7 @@ def orphans(place: Place) -> set[str]:
 
 
 def left_alone(place: Place) -> set[str]:
-    """Blobs of other shapes and of other owners."""
+    """Write blobs with unknown keys and blobs of other owners, which must be kept."""
     keys = {
         map_key(place.workspace, None, OTHER_SHA256),
         onnx_key(place.workspace, None, OTHER_SHA256),
@@ -147,7 +147,8 @@ def test_an_older_state_of_the_database_does_not_sweep_what_a_newer_one_names(
     assert gone <= set(stored.keys(place.blobs))
     assert sweep(place.database, place.blobs, older_than=ALL, dry_run=True).orphans.total()
     with place.database.write() as store:
-        store.chores.set_note(CHORE, f"lost {newer.split()[0]}")  # as if a sweep had died early
+        # simulates a sweep that died early
+        store.chores.set_note(CHORE, f"lost {newer.split()[0]}")
     sweep(place.database, place.blobs, older_than=3600)
     with place.database.write() as store:
         store.chores.set_note(CHORE, "")
@@ -188,7 +189,7 @@ def test_one_worker_of_many_sweeps_every_hour_unless_it_is_turned_off(place: Pla
 
 
 class PausingBlobs(Blobs):
-    """A store whose writers are paused now and then when they have written."""
+    """A store whose writers sometimes pause after writing."""
 
     def put(self, key: str, content: bytes | Path) -> None:
         super().put(key, content)

@@ -22,13 +22,13 @@ PROMOTE = "/calibrators/c/promote"
 
 
 def good() -> dict[str, Any]:
-    """A temperature, judged on a held-out fifth."""
+    """Return a temperature map judged on a held-out fifth."""
     made = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(2000, 5)))
     return registration(made.map, report=made.report.to_dict(), judged_rows=encoded(made.rows))
 
 
 def worse_rows() -> dict[str, Any]:
-    """The same map with a sound report, whose judged rows lose a third of the right answers."""
+    """Return the map with a valid report, whose judged rows lose a third of the correct labels."""
     data = CalibrationSet(*sample(2000, 5))
     made = fit_and_judge(TemperatureScaling(), data)
     noise = np.random.default_rng(0).normal(size=(made.rows.n, 5)) * 6
@@ -38,7 +38,7 @@ def worse_rows() -> dict[str, Any]:
 
 
 def lossy_report() -> dict[str, Any]:
-    """A trade-off whose report says that it takes accuracy from the model."""
+    """Return a trade-off report that shows a loss of accuracy compared with the model."""
     made = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(2000, 5)))
     found = made.report.to_dict()
     found["change"]["accuracy"] = {"value": -0.297, "low": -0.32, "high": -0.27, "level": 0.95}
@@ -73,9 +73,10 @@ def test_a_loss_against_the_version_in_production_needs_force(client: Local) -> 
     assert client.put(ALIAS, json={"version": 2, "force": True}).status_code == 409
     forced = client.put(ALIAS, json={"version": 2, "force": True, "reason": "because"})
     assert forced.status_code == 200
-    assert client.put(ALIAS, json={"version": 1}).status_code == 200  # the way back is free
+    assert client.put(ALIAS, json={"version": 1}).status_code == 200  # a rollback needs no force
     fresh = "/v1/calibrators/c/aliases/fresh"
-    assert client.put(fresh, json={"version": 2}).status_code == 200  # nothing to lose against
+    # there is nothing to compare with
+    assert client.put(fresh, json={"version": 2}).status_code == 200
 
 
 def test_a_loss_against_the_model_itself_needs_force(client: Local) -> None:

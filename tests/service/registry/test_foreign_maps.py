@@ -1,6 +1,6 @@
-"""Maps and reports that were made elsewhere, by whomever: taken only if they can be used and shown.
+"""Maps and reports from any source are accepted only if they can be applied and displayed.
 
-The hash in an archive proves nothing about who made it, so these have right hashes.
+The hash in an archive does not prove who created it, so these archives have correct hashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 
 def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A copy of a document with another value at a path such as ``fit.parameters``."""
+    """Return a copy of a document with another value at a path such as ``fit.parameters``."""
     whole = copy.deepcopy(document)
     *parents, last = (int(one) if one.isdigit() else one for one in path.split("."))
     place: Any = whole
@@ -49,7 +49,7 @@ def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any
 
 
 def forged(path: str, value: object) -> str:
-    """The map with another header, and the hash that belongs to it."""
+    """Return the map with another header and the matching hash."""
     data = base64.b64decode(fitted_elsewhere()["map"])
     (length,) = struct.unpack_from("<I", data, 40)
     header = changed(json.loads(data[44 : 44 + length]), path, value)
@@ -129,7 +129,7 @@ def test_a_report_on_another_number_of_classes_is_refused(service: Local) -> Non
 
 @pytest.mark.parametrize("value", [-1e308, 1e308, 0])
 def test_what_is_taken_can_be_drawn(service: Local, value: float) -> None:
-    """Registering puts its charts together but does not draw them."""
+    """Registering builds the charts but does not draw them."""
     body = fitted_elsewhere()
     report = changed(body["report"], "by_margin.0.before.equal_mass.0.confidence", value)
     taken = service.post("/v1/calibrators/odd/versions", json={**body, "report": report})
@@ -140,7 +140,7 @@ def test_what_is_taken_can_be_drawn(service: Local, value: float) -> None:
 
 
 def overflowing(kind: str = "logits") -> SmartMap:
-    """Finite weights whose sums are not."""
+    """Return finite weights whose sums overflow."""
     return SmartMap(
         k=5,
         kind=kind,
@@ -171,7 +171,7 @@ def test_a_map_of_too_many_classes_to_be_applied_is_refused(service: Local) -> N
 def test_a_stored_map_that_answers_nan_is_an_error(
     service: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that was registered before maps were tried out."""
+    """The map was stored before maps were checked on registration."""
     monkeypatch.setattr("service.registry.registration.prove", lambda fitted: None)
     content = base64.b64encode(archive.dump(overflowing())).decode()
     taken = service.post("/v1/calibrators/overflowing/versions", json={"map": content})

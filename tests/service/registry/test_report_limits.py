@@ -1,4 +1,4 @@
-"""Reports and maps that are too long: refused when they are registered, never drawn for others."""
+"""Reports and maps that are too long are refused on registration, so they are never drawn."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_drawing_is_made_once(local):
     assert local.get(url).content == b"<svg>kept</svg>"
 
 
-def test_what_cannot_be_drawn_in_time_is_ended_and_said(local, monkeypatch):
+def test_drawing_is_stopped_after_its_time_limit(local, monkeypatch):
     assert registered(local).status_code == 201
     renderer = local.app.state.parts.renderer
     assert local.get(f"{URL}/1/report.svg").status_code == 200  # its process has started
@@ -84,7 +84,7 @@ def test_what_cannot_be_drawn_in_time_is_ended_and_said(local, monkeypatch):
     assert (refused.status_code, refused.json()["code"]) == (503, "report_not_drawn")
     monkeypatch.setattr(renderer, "_seconds", 20.0)
     again = local.get(f"{URL}/1/report.html")
-    assert again.json()["code"] == "report_not_drawn"  # not tried again at once
+    assert again.json()["code"] == "report_not_drawn"  # not retried at once
     monkeypatch.setattr(rendering, "FAILURE_SECONDS", 0.0)
     renderer._failed.clear()
     assert local.get(f"{URL}/1/report.html").status_code == 200

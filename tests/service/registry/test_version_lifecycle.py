@@ -20,7 +20,7 @@ WAIT = {"Prefer": "wait=60"}
 
 
 def fit(client, name, *, query="", rows=1200, seed=0, **headers):
-    """A finished fit on a sample sent in one call."""
+    """Return a finished fit on a sample sent in the same call."""
     body = npz(*sample(rows, seed=seed))
     url = f"/v1/calibrators/{name}/fits?{query or 'method=temperature'}"
     answer = client.post(url, content=body, headers=NPZ | WAIT | headers)
@@ -128,7 +128,7 @@ def test_running_fit_is_cancelled_and_writes_nothing(client):
     assert client.delete(url).status_code == 200
 
 
-def test_failed_fit_says_what_to_do(client):
+def test_failed_fit_has_a_hint(client):
     body = npz(*sample(3))
     url = "/v1/calibrators/tiny/fits?method=temperature"
     done = client.post(url, content=body, headers=NPZ | WAIT)
@@ -171,7 +171,7 @@ def test_an_idempotency_key_is_for_bytes_of_one_kind(client):
 
 
 def npz_values(values, labels) -> bytes:
-    """An npz that does not say whether its values are logits."""
+    """Return an npz that does not say whether its values are logits."""
     file = io.BytesIO()
     np.savez(file, values=values, labels=labels)
     return file.getvalue()

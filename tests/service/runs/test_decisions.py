@@ -1,4 +1,4 @@
-"""Deciding steps of many ranks: nobody waits for the merge, and races end in one decision."""
+"""Steps of many ranks: merging delays nobody, and races end in a single decision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGEST_WAIT = 3.0
 
 
 def rows(count: int) -> BinStatistics:
-    """Statistics of so many rows."""
+    """Return statistics of this many rows."""
     return BinStatistics.from_confidences(np.full(count, 0.9), np.ones(count, dtype=bool))
 
 
@@ -46,7 +46,7 @@ def caller(place: Place) -> Principal:
 
 
 def opened(place: Place, ranks: int, merge_timeout: float = 3600.0) -> RunSession:
-    """A monitor's session in which the service decides."""
+    """Open a monitor's session in which the service decides."""
     asked = Opening(
         "job", "monitor", None, ranks, "service", merge_timeout, "a", None, None, {}, ""
     )
@@ -55,7 +55,7 @@ def opened(place: Place, ranks: int, merge_timeout: float = 3600.0) -> RunSessio
 
 
 def record(database: Database, session: RunSession, ranks: range, content: bytes) -> None:
-    """Write what ranks have sent for step 1, without deciding anything."""
+    """Write the statistics of ranks for step 1 without deciding anything."""
     for first in ranks[::AT_ONCE]:
         with database.write() as store:
             for rank in ranks[first - ranks[0] : first - ranks[0] + AT_ONCE]:
@@ -71,7 +71,7 @@ def decided(place: Place, session: RunSession, step: int = 1) -> RunStep:
 
 
 class Writer:
-    """Somebody else who writes to the database all the time, and how long each write waited."""
+    """A concurrent writer to the database that records how long each write waited."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -121,7 +121,7 @@ def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
 
 
 def test_what_is_due_is_found_in_indexes(tmp_path: Path) -> None:
-    """Rows of statistics take up to 500 kB; reading them held up the waits of all workspaces."""
+    """Rows of statistics take up to 500 kB; reading them delayed long polls of all workspaces."""
     place = Place(**Embedded().settings(tmp_path))
     sent: list[tuple[str, Any]] = []
     event.listen(
@@ -149,7 +149,7 @@ def test_what_is_due_is_found_in_indexes(tmp_path: Path) -> None:
 
 
 def test_a_workspace_that_cannot_be_read_holds_up_no_other(place: Place) -> None:
-    """One failing read used to leave the long polls of all workspaces unanswered."""
+    """A failing read used to leave the long polls of all workspaces without a response."""
     session = opened(place, 1)
     post(place.database, caller(place), "job", SentStatistics("a", 1, 0, rows(3), None))
     mine, other = SessionKey(session.run, session.number), SessionKey("run_other", 1)
@@ -171,7 +171,7 @@ def test_a_workspace_that_cannot_be_read_holds_up_no_other(place: Place) -> None
 
 
 def kept(place: Place) -> int:
-    """How many statistics still have their bytes."""
+    """Return the number of statistics that still have their bytes."""
     with place.database.read() as store:
         chosen = select(func.count()).where(run_statistics.c.statistics.is_not(None))
         return store.session.scalar(chosen) or 0
@@ -212,7 +212,7 @@ def test_of_many_deciders_one_writes(place: Place) -> None:
 
 @contextmanager
 def while_merging(database: Database, happens: Any) -> Iterator[list[int]]:
-    """Let something happen, in another thread, when the first statistics were read."""
+    """Call a function on another thread when the first statistics have been read."""
     times: list[int] = []
 
     def look(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:

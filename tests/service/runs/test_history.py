@@ -1,4 +1,4 @@
-"""However posts arrive, a run's history is that of a plain model in which they come in order."""
+"""In whatever order posts arrive, a run's history is that of a model with ordered posts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.both_backends
 
 @dataclass
 class Life:
-    """A session of the model: the states after its base and each of its steps."""
+    """A session in the model: the states after its base and after each of its steps."""
 
     id: str
     begun: float
@@ -52,7 +52,7 @@ class Life:
 
 
 def make_lives(chance: random.Random) -> list[Life]:
-    """Sessions that begin at random places of earlier ones."""
+    """Return sessions that begin at random positions of earlier ones."""
     lives: list[Life] = []
     for number in range(chance.randint(2, 5)):
         base = AdaFocalState.begin(SETTINGS)
@@ -68,9 +68,9 @@ def make_lives(chance: random.Random) -> list[Life]:
 
 
 def expected_line(lives: list[Life]) -> list[tuple[int, str]]:
-    """Walk from the newest session to the oldest; each counts up to the base of the one after.
+    """Walk from the newest session to the oldest; each counts up to the base of the next.
 
-    Those that began together are as new as they were opened late.
+    Of sessions that began at the same time, the one opened last is the newest.
     """
     found: list[tuple[int, str]] = []
     end = float("inf")
@@ -101,7 +101,7 @@ def opening(life: Life) -> Opening:
 
 
 def arrive(database: Database, caller: Principal, lives: list[Life], chance: random.Random) -> None:
-    """All posts, some of them twice, in any order; sessions open in the order of the list."""
+    """Send all posts, some of them twice, in any order; sessions open in the order of the list."""
     ready: list[SentStatistics] = []
     coming = list(lives)
     while coming or ready:
@@ -120,7 +120,7 @@ def test_any_order_gives_the_history_of_the_model(
 ) -> None:
     chance = random.Random(seed)  # noqa: S311
     lives = make_lives(chance)
-    chance.shuffle(lives)  # some are told of long after they began
+    chance.shuffle(lives)  # some are reported long after they began
     token = tenant.headers["Authorization"].removeprefix("Bearer ")
     parts = shared_app.app.state.parts
     caller: Principal = parts.keys.authenticate(token)

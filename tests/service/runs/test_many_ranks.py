@@ -1,4 +1,4 @@
-"""Steps of many ranks keep no writer and nobody who waits for another run waiting."""
+"""Steps of many ranks delay neither writers nor callers who wait for another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call on a run costs does not grow with the sessions and steps that the run has."""
+"""The cost of a call on a run does not grow with its number of sessions and steps."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def begin(database: Database, session: str, **facts: object) -> Opened:
 def add_sessions(
     database: Database, run: str, first: int, count: int, *, rising: bool = False
 ) -> None:
-    """Add sessions as an older release would have taken them.
+    """Add sessions as an older release would have accepted them.
 
-    All begin at the beginning; if ``rising``, each has one step and goes on from the one before.
+    All start at step 0; if ``rising``, each has one step and continues from the one before.
     """
     facts = {
         "run": run,
@@ -76,7 +76,7 @@ def add_steps(database: Database, run: str, session: int, steps: Iterable[int]) 
 
 
 def operations(database: Database, call: Callable[[], object]) -> int:
-    """Return how many operations of SQLite's virtual machine a call takes."""
+    """Return the number of operations of SQLite's virtual machine that a call takes."""
     count = 0
 
     def tick() -> int:
@@ -129,7 +129,7 @@ def test_a_run_takes_a_limited_number_of_sessions(
 
 
 def test_the_history_costs_little_for_each_session(embedded: Database) -> None:
-    """Every step is of a session of its own: none is compared with all other sessions."""
+    """Every step has its own session, and none is compared with all other sessions."""
     run = begin(embedded, "a").run.id
     add_sessions(embedded, run, 2, 600, rising=True)
     with embedded.read() as store:

@@ -1,4 +1,4 @@
-"""Several replicas of the API on one database: steps are decided once, and news arrives at once."""
+"""API replicas on one database: steps are decided once, and changes are visible at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def replicas(
 
 
 def expected() -> list[list[float]]:
-    """The gammas of a run whose ranks see the same in every test."""
+    """Return the gammas of a run whose ranks observe the same data in every test."""
     state, found = AdaFocalState.begin(SETTINGS), []
     for step in range(1, STEPS + 1):
         parts = [seen(10 * step + rank) for rank in range(RANKS)]
@@ -84,7 +84,7 @@ def test_the_same_post_twice_at_once_is_one(replicas: tuple[Local, Local]) -> No
     assert answers[0]["status"] == "decided"
 
 
-def test_who_waits_hears_of_a_decision_of_another_replica_within_a_second(
+def test_waiting_callers_get_decisions_of_other_replicas_within_a_second(
     replicas: tuple[Local, Local],
 ) -> None:
     open_run(replicas[0], "news", kind="monitor", session="a")
@@ -104,17 +104,17 @@ def test_who_waits_hears_of_a_decision_of_another_replica_within_a_second(
     within(1.0, heard_after)
 
 
-def test_who_waits_for_nothing_is_answered_in_the_end(replicas: tuple[Local, Local]) -> None:
+def test_waiting_in_vain_ends_with_a_response(replicas: tuple[Local, Local]) -> None:
     open_run(replicas[0], "calm", session="a")
     start = time.monotonic()
     found = state_of(replicas[0], "calm", after=0, wait=0.5)
     assert 0.5 <= time.monotonic() - start < 5
     assert (found["step"], found["metrics"]) == (0, None)
-    # what was there before is no news, and needs no wait
+    # an earlier state is returned without waiting
     assert state_of(replicas[0], "calm", wait=30)["step"] == 0
 
 
-def test_who_waits_sees_a_step_that_was_waited_for_too_long(
+def test_waiting_callers_get_a_step_after_its_timeout(
     replicas: tuple[Local, Local],
 ) -> None:
     asked = {"world_size": 2, "decides": "service", "merge_timeout": 0.4, "session": "a"}
@@ -125,7 +125,7 @@ def test_who_waits_sees_a_step_that_was_waited_for_too_long(
 
 
 def test_those_who_wait_hold_nobody_up(replicas: tuple[Local, Local]) -> None:
-    """More of them than the app has threads."""
+    """There are more waiting callers than threads."""
     open_run(replicas[0], "crowd", kind="monitor", session="a")
 
     async def wait_all() -> list[int]:

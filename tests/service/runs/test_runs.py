@@ -1,4 +1,4 @@
-"""Runs are begun, gone on with, gone back in, labelled and archived."""
+"""Runs are started, continued, rewound, labelled and archived."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_where_a_run_is_is_read_from_its_last_step_alone(
         assert good(answer)["metrics"]["rows"] == 200
     assert good(tenant.get("/v1/runs"))["items"][0]["step"] == 3
     assert walks == []
-    # a new session has no step yet: its metrics are those that it goes on from
+    # a new session has no steps, so its metrics are those of its starting position
     assert open_run(tenant, "job", from_step=2)["metrics"] == history(tenant, "job")[1]["metrics"]
     assert len(walks) == 2
 
@@ -104,11 +104,11 @@ def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
     trained(tenant, "job", 1, session="b", state=document(checkpoint))
     assert line(tenant, "job") == [(1, "a"), (2, "a"), (3, "a"), (4, "b")]
     assert [one["step"] for one in history(tenant, "job", session="a")] == [1, 2, 3, 4, 5]
-    # back to a step before both, without a state: the service has it
+    # rewind to a step before both without a state, which the service has stored
     opened = open_run(tenant, "job", session="c", from_step=2)
     assert opened["state"]["gammas"] == history(tenant, "job", session="a")[1]["gammas"]
     assert line(tenant, "job") == [(1, "a"), (2, "a")]
-    # what was sent late to an older session does not come back
+    # late steps of an older session do not reappear
     late = AdaFocalState.from_dict(state_of(tenant, "job", session="b")["state"])
     good(post(tenant, "job", "b", 5, seen(9), state=late.update(seen(9))))
     assert line(tenant, "job") == [(1, "a"), (2, "a")]
@@ -116,7 +116,7 @@ def test_a_run_goes_back_to_an_older_checkpoint(tenant: httpx.Client) -> None:
     assert line(tenant, "job") == []
 
 
-def test_a_session_that_is_told_of_late_does_not_wind_the_run_back(tenant: httpx.Client) -> None:
+def test_a_late_session_does_not_rewind_the_run(tenant: httpx.Client) -> None:
     begun = time.time()
     begin = AdaFocalState.begin(SETTINGS)
     last = trained(tenant, "job", 3, session="new", begun=begun)
@@ -127,7 +127,7 @@ def test_a_session_that_is_told_of_late_does_not_wind_the_run_back(tenant: httpx
     run = good(tenant.get("/v1/runs/job"))
     assert (run["step"], [one["id"] for one in run["sessions"]]) == (3, ["new", "old"])
     assert run["sessions"][1]["begun_at"] < run["sessions"][0]["begun_at"]
-    # who goes on does so from the newest, and steps before it are those of the newest
+    # a new session continues from the newest one
     assert open_run(tenant, "job", session="next")["state"] == last.to_dict()
     second = open_run(tenant, "job", session="back", from_step=2)
     assert second["state"]["gammas"] == history(tenant, "job", session="new")[1]["gammas"]
@@ -158,7 +158,7 @@ def test_a_run_may_begin_at_any_step(tenant: httpx.Client) -> None:
     }
     trained(tenant, "job", 1, session="a")
     assert line(tenant, "job") == [(8, "a")]
-    # the step it began from is known, those before are not
+    # the starting step is known, but no earlier ones
     assert open_run(tenant, "job", from_step=7)["state"] == state.to_dict()
     asked = {"name": "job", "from_step": 6}
     assert refusal(tenant.post("/v1/runs", json=asked)) == (422, "bad_step")
@@ -222,7 +222,7 @@ def test_runs_are_listed_labelled_and_archived(tenant: httpx.Client) -> None:
         open_run(tenant, name, tags={"team": name}, description=name)
     trained(tenant, "one", 1)
     assert [run["name"] for run in every(tenant, "/v1/runs", limit=1)] == ["one", "three", "two"]
-    # what goes on brings its labels along
+    # a continued run keeps its labels
     opened = open_run(tenant, "one", tags={"seed": "2"})
     assert (opened["tags"], opened["description"]) == ({"team": "one", "seed": "2"}, "one")
     changed = good(tenant.patch("/v1/runs/one", json={"tags": {"a": "b"}, "archived": True}))
@@ -242,7 +242,7 @@ def test_runs_are_listed_labelled_and_archived(tenant: httpx.Client) -> None:
 def test_what_an_archived_run_had_begun_may_end(tenant: httpx.Client) -> None:
     state = trained(tenant, "job", 1, session="a")
     tenant.patch("/v1/runs/job", json={"archived": True})
-    # what has lost its answers, or was started again, asks for its session again
+    # a job that lost its responses or was restarted opens its session again
     assert open_run(tenant, "job", session="a")["state"] == state.to_dict()
     assert refusal(tenant.post("/v1/runs", json={"name": "job"})) == (409, "run_archived")
     answer = good(post(tenant, "job", "a", 2, seen(2), state=state.update(seen(2))))
@@ -258,7 +258,7 @@ def test_a_monitor_has_metrics_and_no_state(tenant: httpx.Client) -> None:
     assert (step["gammas"], step["verified"], step["switched"]) == (None, None, [])
     assert len(step["bins"]["count"]) == 15
     assert step["metrics"]["ece"] == seen(1).summary().ece
-    # it goes on from wherever it is told
+    # it continues from any step
     open_run(tenant, "watch", kind="monitor", session="b", from_step=40)
     good(post(tenant, "watch", "b", 41, seen(2)))
     assert line(tenant, "watch") == [(1, "a"), (41, "b")]

@@ -1,4 +1,4 @@
-"""What is refused of the statistics of ranks, what can be merged, and what fits into a body."""
+"""Statistics of ranks: which are refused, which can be merged, and which fit into a body."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_statistics_that_are_refused(
 
 
 def times(statistics: BinStatistics, often: int) -> BinStatistics:
-    """The same rows so often that they are counted in cells."""
+    """Repeat the same rows until they are counted in cells."""
     spread = CountedRows(statistics.spread.counted().table * often)
     if spread.count <= EXACT_ROWS:
         return sum([statistics] * often, BinStatistics.empty())
@@ -121,7 +121,7 @@ def test_the_example_of_the_document_is_taken(tenant: httpx.Client) -> None:
 
 
 def approx_all(value: Any) -> Any:
-    """What an example says, rounded to three places; null is null."""
+    """Return an example's values rounded to three places; null stays null."""
     if isinstance(value, list):
         return [approx_all(one) for one in value]
     return value if value is None else pytest.approx(value, abs=5e-4)
@@ -143,7 +143,7 @@ def test_no_statistics_are_longer_than_a_body_may_be() -> None:
 
 
 def test_as_many_rows_as_there_are_pixels_fit_into_a_body(tenant: httpx.Client) -> None:
-    """Cells that are all in use with large numbers are hard to compress."""
+    """Cells that all contain large counts are hard to compress."""
     rng = np.random.default_rng(0)
     many = BinStatistics.empty()
     for often in (20_011, 1_009, 61, 1):

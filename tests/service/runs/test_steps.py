@@ -1,4 +1,4 @@
-"""Statistics are taken once for each step and rank, in any order, and steps are decided once."""
+"""Statistics are accepted once per step and rank, in any order; steps are decided once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_the_trainer_decided_is_recorded_and_verified(tenant: httpx.Client)
     open_run(tenant, "job", session="a")
     honest, other = BEGIN.update(seen(1)), BEGIN.update(seen(2))
     assert good(post(tenant, "job", "a", 1, seen(1), state=other))["state"] == other.to_dict()
-    # judged from what training went on with, not from what it should have
+    # verified against the state that training used, not the one it should have used
     good(post(tenant, "job", "a", 2, seen(3), state=other.update(seen(3))))
     good(post(tenant, "job", "a", 3, seen(4), state=honest.update(seen(3)).update(seen(4))))
     assert [one["verified"] for one in history(tenant, "job")] == [False, True, False]
@@ -198,7 +198,7 @@ def test_a_session_that_cannot_be_decided_holds_up_no_other(
     assert "step_not_decided" in [one["event"] for one in logs]
     for name, step in (("one", 1), ("two", 0), ("three", 1)):
         assert state_of(tenant, name)["step"] == step
-    # it waits in vain, and is answered
+    # it waits in vain and then gets a response
     assert state_of(tenant, "two", after=0, wait=0.3)["step"] == 0
 
 
@@ -207,7 +207,7 @@ def test_bytes_of_ranks_are_read_once_and_together(tenant: httpx.Client, shared_
 
     def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
         columns = statement.partition("FROM")[0]
-        is_length = "length(run_statistics.statistics)" in columns  # which reads no bytes
+        is_length = "length(run_statistics.statistics)" in columns  # this reads no bytes
         if (
             columns.startswith("SELECT")
             and "run_statistics.statistics" in columns

@@ -1,4 +1,4 @@
-"""What is answered on the event loop, and the most probable classes of an answer."""
+"""Which responses are computed on the event loop, and the most probable classes."""
 
 from __future__ import annotations
 

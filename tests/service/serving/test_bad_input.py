@@ -1,6 +1,6 @@
-"""Hostile and mistaken input at the three doors for arrays: what is refused, and with which words.
+"""Hostile and mistaken input at the three routes for arrays: what is refused, and the messages.
 
-Every refusal is a problem with a stable code and a sentence, and tells nothing of the inside.
+Every refusal is a problem with a stable code and a sentence, and reveals nothing internal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INSIDES = (
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with small limits and one calibrator of five classes."""
+    """Run a service with small limits and one calibrator of five classes."""
     limits = {
         "max_upload_bytes": LIMIT,
         "max_predict_bytes": LIMIT,
@@ -61,7 +61,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 
 def problem(answer: httpx.Response) -> dict[str, object]:
-    """The problem that an answer is; fails if it is another thing, or tells too much."""
+    """Return the problem in a response; fail if it is anything else or reveals too much."""
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     told = answer.json()
@@ -80,12 +80,12 @@ def npz_of(**arrays: np.ndarray) -> bytes:
 
 
 def values(array: np.ndarray) -> bytes:
-    """An npz with these logits and fitting labels, which every door reads."""
+    """Return an npz with these logits and matching labels, which every route accepts."""
     return npz_of(logits=array, labels=np.zeros(len(array), np.int64))
 
 
 def npy_claiming(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
-    """An npy file whose header claims more than there is."""
+    """Return an npy file whose header declares more data than there is."""
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -115,7 +115,7 @@ ROW = "[1, 2, 3, 4, 5]"
 
 
 class Bad(NamedTuple):
-    """A body that every door refuses in the same way."""
+    """A body that every route refuses in the same way."""
 
     media_type: str
     body: bytes
@@ -180,7 +180,7 @@ def test_bad_body(service: Local, door: str, name: str) -> None:
     headers = {"Content-Type": bad.media_type} if bad.media_type else {}
     url = DOORS[door].partition("?")[0] if bad.media_type == JSON else DOORS[door]
     body = bad.body
-    if door == "fits" and bad.media_type == JSON:  # there the method is looked at first
+    if door == "fits" and bad.media_type == JSON:  # the method is checked first there
         body = body.replace(b"{", b'{"method": "temperature", ', 1)
     told = problem(service.post(url, content=body, headers=headers))
     assert (told["status"], told["code"]) == (bad.status, bad.code), told
@@ -228,7 +228,7 @@ def test_bad_labels(service: Local, door: str, labels: np.ndarray, code: str) ->
 
 
 @pytest.mark.parametrize("width", [2, CLASSES - 1, CLASSES + 1])
-def test_another_number_of_classes_is_told_with_both_numbers(service: Local, width: int) -> None:
+def test_another_number_of_classes_is_refused_with_both_numbers(service: Local, width: int) -> None:
     told = problem(service.post(DOORS["predict"], json={"logits": [[0.5] * width]}))
     assert (told["status"], told["code"]) == (422, "wrong_classes")
     assert (told["expected"], told["got"]) == (CLASSES, width)
@@ -310,7 +310,7 @@ def test_tricks_in_names_under_v2(service: Local, name: str) -> None:
 def raw_call(
     service: Local, method: str, target: str, body: bytes | str, media_type: str
 ) -> httpx.Response:
-    """A request whose target goes out as it is written."""
+    """Send a request whose target is sent exactly as written."""
     connection = HTTPConnection(service.base_url.host, service.base_url.port, timeout=20)
     try:
         connection.request(method, target, body, {"Content-Type": media_type})

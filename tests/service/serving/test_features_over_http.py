@@ -1,4 +1,4 @@
-"""Features over HTTP: uploaded with their rows, fitted, asked for; refused where they are wrong."""
+"""Features over HTTP: uploads, fits, predict calls, and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def uploaded(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.fixture
 def clipped(client: httpx.Client, uploaded: dict[str, Any]) -> FeatureClippingMap:
-    """The map that the service has fitted."""
+    """Return the map that the service has fitted."""
     if client.get("/v1/calibrators/clipped").status_code == 404:
         job = fitted(client, "clipped", dataset=uploaded["id"], method="feature_clipping")
         assert job["status"] == "succeeded", job
@@ -75,13 +75,13 @@ def test_the_fit_is_that_of_calibrators(client: httpx.Client, clipped: FeatureCl
     assert report["n"] == 300
 
 
-def test_the_methods_say_what_they_need(client: httpx.Client) -> None:
+def test_the_methods_declare_what_they_need(client: httpx.Client) -> None:
     found = client.get("/v1/methods").json()
     assert {one["name"] for one in found if one["needs_features"]} == set(METHODS)
     assert [one["name"] for one in found if one["needs_head"]] == ["feature_clipping"]
 
 
-def test_a_dataset_says_which_features_it_has(client: httpx.Client, uploaded: Any) -> None:
+def test_a_dataset_describes_its_features(client: httpx.Client, uploaded: Any) -> None:
     assert (uploaded["features"], uploaded["has_head"]) == (WIDTH, True)
     body = npz(logits=DATA["logits"], labels=DATA["labels"], features=DATA["features"])
     bare = client.post("/v1/datasets", content=body, headers=NPZ).json()
@@ -162,7 +162,7 @@ def test_predict_evaluates_a_dataset_as_it_was_uploaded(
     assert found["metrics"]["nll"] == pytest.approx(nll, rel=1e-4)
 
 
-def test_predict_says_what_is_wrong(client: httpx.Client, clipped: FeatureClippingMap) -> None:
+def test_predict_refuses_wrong_features(client: httpx.Client, clipped: FeatureClippingMap) -> None:
     def post(name: str, **arrays: np.ndarray) -> tuple[int, str]:
         url = f"/v1/calibrators/{name}@1/predict"
         return refused(client.post(url, content=npz(**arrays), headers=NPZ))

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, spoken by Triton's own client."""
+"""The Open Inference Protocol with Triton's own client."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_client_finds_server_and_models(client: Any, shelf: Shelf) -> None:
     }
 
 
-def test_a_server_that_is_not_ready_says_so(client: Any, shelf: Shelf) -> None:
+def test_a_server_that_is_not_ready_reports_it(client: Any, shelf: Shelf) -> None:
     shelf.ready = False
     try:
         assert not client.is_server_ready()
@@ -205,7 +205,7 @@ def test_a_version_is_loaded_once(client: Any, shelf: Shelf) -> None:
     assert shelf.loaded.count("plain@2") == 1
 
 
-def test_the_client_raises_what_the_server_says(client: Any) -> None:
+def test_the_client_raises_the_error_of_the_server(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="fitted on 3 classes, got 4 columns"):
         client.infer("plain", [tensor(logits(2, 4))])
     with pytest.raises(InferenceServerException, match=r"NaN \(1 row breaks this rule, first"):

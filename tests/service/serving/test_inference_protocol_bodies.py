@@ -1,4 +1,4 @@
-"""The Open Inference Protocol as plain clients, careless clients and hostile ones speak it."""
+"""The Open Inference Protocol with plain, careless and hostile clients."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_bomb_is_not_unpacked_beyond_the_limit() -> None:
     ("binary", "number", "advice"),
     [(True, 8, "send fewer rows"), (False, 20, "send fewer rows, or set binary_data_output")],
 )
-def test_small_input_cannot_ask_for_a_huge_answer(
+def test_small_input_cannot_request_a_huge_response(
     http: httpx.Client, binary: bool, number: int, advice: str
 ) -> None:
     rows = LIMIT // (2 * number) + 1
@@ -256,7 +256,7 @@ def test_another_model_can_be_only_warned_of(http: httpx.Client, binary: bool) -
     assert fingerprinted(http, b"v2", fingerprint="refuse").status_code == 409
 
 
-def test_zeros_are_raised_and_told(http: httpx.Client) -> None:
+def test_zeros_are_raised_with_a_warning(http: httpx.Client) -> None:
     body = request(name="probabilities", data=[0.0, 0.4, 0.6])
     answer = http.post("/v2/models/from-probabilities/infer", json=body)
     assert answer.status_code == 200, answer.text
@@ -315,7 +315,7 @@ def infer(body: bytes, length: int | None) -> None:
 
 
 def planted(path: tuple[str | int, ...], value: Any, binary: bool) -> dict[str, Any]:
-    """A good request with one thing replaced."""
+    """Return a valid request with one value replaced."""
     data = ... if binary and "data" not in path else [1.0, 2.0, 3.0]
     document = {
         **request(shape=[1, 3], data=data, parameters={"binary_data_size": 12} if binary else {}),

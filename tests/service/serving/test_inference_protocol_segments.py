@@ -1,4 +1,4 @@
-"""Segments as a second input of the Open Inference Protocol, from Triton's client and by hand."""
+"""Segments as a second input of the Open Inference Protocol, with Triton's client and by hand."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_metadata_names_them_where_they_are_taken(http: httpx.Client) -> Non
 
 
 def both(**changes: Any) -> dict[str, Any]:
-    """A good request of one row and its segment, but for these changes to the latter."""
+    """Return a valid request of one row and its segment, with these changes to the segment."""
     segments = {"name": "segments", "datatype": "BYTES", "shape": [1], "data": ["app"], **changes}
     sent = {key: one for key, one in segments.items() if one is not ...}
     return {"inputs": [*request()["inputs"], sent]}

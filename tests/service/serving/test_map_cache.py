@@ -1,4 +1,4 @@
-"""Maps in memory: bounded, never stale, never a corrupt one."""
+"""Maps in memory: bounded, never stale, never corrupt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
 
 
 def test_a_move_waits_for_no_look_at_all_aliases(local):
-    """Others may have thousands of aliases in use, and a look at all of them takes seconds."""
+    """Others may have thousands of aliases in use, and polling all of them takes seconds."""
     register(local, "moved", 1.0)
     register(local, "moved", 2.0)
     promote(local, "moved", 1)
@@ -100,7 +100,7 @@ def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
     assert served(local, "c").json()["version"] == 2
 
 
-def test_missing_map_is_told(local):
+def test_missing_map_is_reported(local):
     register(local, "c", 1.0)
     stored.remove(local.app.state.parts.blobs, key_of(local, "c", 1))
     answer = served(local, "c", "1")

@@ -1,4 +1,4 @@
-"""Who loads many maps drops none of the others."""
+"""A workspace that loads many maps does not evict those of others."""
 
 from __future__ import annotations
 

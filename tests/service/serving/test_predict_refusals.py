@@ -1,4 +1,4 @@
-"""Everything that the predict route refuses."""
+"""All refusals of the predict route."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_bodies_beyond_the_limits():
 
 
 class Untouchable(TemperatureMap):
-    """A map for answers that must be refused before they are calculated."""
+    """A map for responses that must be refused before they are computed."""
 
     def apply(self, values: Any) -> Any:
         raise AssertionError("the answer was calculated")

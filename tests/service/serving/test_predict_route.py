@@ -1,4 +1,4 @@
-"""The predict route: its answers against calibrators."""
+"""The predict route: its responses compared with calibrators."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_fingerprints_beyond_ascii(encoding, monkeypatch):
         ("two-shares@3/predict", np.float64([[0.25], [1 + 5e-7]]), 1),
     ],
 )
-def test_zeros_are_raised_and_said(path, values, count):
+def test_zeros_are_raised_with_a_warning(path, values, count):
     answer = post(npy(values), path)
     rows = read_npy(answer)
     np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Segments over HTTP: uploaded with their rows, fitted, asked for; refused where there are none."""
+"""Segments over HTTP: uploads, fits, predict calls, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def uploaded(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.fixture
 def segmented(client: httpx.Client, uploaded: dict[str, Any]) -> SegmentedMap:
-    """The map that the service has fitted on the rows of segments."""
+    """Return the map that the service has fitted on rows with segments."""
     if client.get("/v1/calibrators/segments").status_code == 404:
         job = fitted(client, "segments", dataset=uploaded["id"], method="segmented")
         assert job["status"] == "succeeded", job
@@ -67,12 +67,12 @@ def test_the_fit_is_that_of_calibrators(client: httpx.Client, segmented: Segment
     assert {row["name"] for row in report["by_segment"]} == {"app", "web"}
 
 
-def test_the_methods_say_which_needs_segments(client: httpx.Client) -> None:
+def test_the_methods_declare_which_needs_segments(client: httpx.Client) -> None:
     needing = [one["name"] for one in client.get("/v1/methods").json() if one["needs_segments"]]
     assert needing == ["segmented"]
 
 
-def test_why_there_is_no_onnx_is_told(
+def test_a_missing_onnx_model_has_a_reason(
     client: httpx.Client, local: Local, segmented: SegmentedMap
 ) -> None:
     answer = client.get("/v1/calibrators/segments/versions/1/onnx")
@@ -86,7 +86,7 @@ def test_why_there_is_no_onnx_is_told(
     assert "only versions that were fitted by this service have one" in answer.json()["detail"]
 
 
-def test_a_dataset_says_how_many_segments_it_has(client: httpx.Client, uploaded) -> None:
+def test_a_dataset_counts_its_segments(client: httpx.Client, uploaded) -> None:
     assert uploaded["segments"] == 2
     assert client.get(f"/v1/datasets/{uploaded['id']}").json()["segments"] == 2
     plain = client.post(
@@ -167,7 +167,7 @@ def test_whole_numbers_are_names_too(client: httpx.Client) -> None:
     )
 
 
-def test_an_evaluation_tells_of_segments_whatever_the_map(
+def test_an_evaluation_reports_segments_for_any_map(
     client: httpx.Client, segmented: SegmentedMap
 ) -> None:
     document = {name: array[:1000].tolist() for name, array in DATA.items()}

@@ -1,4 +1,4 @@
-"""Many may start on a database at once: one of them migrates it."""
+"""Many processes may start on a database at once: one of them migrates it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.storage.upgrade import upgrade
 pytestmark = pytest.mark.both_backends
 
 ROUNDS = 10
-# prepares every database that it is told of, and tells what it logged
+# migrates the databases given on stdin, and prints its log
 STARTER = """
 import logging, sys
 from service.worker.startup import prepare_database
@@ -40,7 +40,7 @@ for url in sys.stdin:
 
 
 def new_database(backend: Backend, folder: Path, number: int) -> str:
-    """The URL of an empty database."""
+    """Return the URL of an empty database."""
     if isinstance(backend, Embedded):
         return f"sqlite:///{folder}/{number}/calibrd.db"
     name = f"calibrd_empty_{number}"

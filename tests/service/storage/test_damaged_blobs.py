@@ -1,6 +1,6 @@
-"""Blobs truncated, bit-flipped, swapped and taken away: every damage is told, none is served.
+"""Truncated, bit-flipped, swapped and missing blobs: damage is always reported, never served.
 
-Each backend takes 100 damages: 40 to maps, 20 each to ONNX forms, datasets and parts.
+Each backend gets 100 cases of damage: 40 to maps, 20 each to ONNX models, datasets and parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREDICT = "/v1/calibrators/digits@{}/predict?logits=3,1,0,0,0"
 
 
 class Damager:
-    """Damages a blob for a while, in one way after the other."""
+    """Damages a blob temporarily, in one way after the other."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -41,7 +41,7 @@ class Damager:
 
     @contextmanager
     def damaged(self, key: str, other: str) -> Iterator[None]:
-        """``other`` is the key of another valid blob of the same kind."""
+        """Damage a blob; ``other`` is the key of another valid blob of the same kind."""
         content = stored.content(self._blobs, key)
         damage = next(self._ways)(content, stored.content(self._blobs, other))
         assert damage != content
@@ -62,7 +62,7 @@ class Damager:
 
 
 class Ward:
-    """A service whose calibrator has two versions with ONNX forms, and its alias on the first."""
+    """A service whose calibrator has two versions with ONNX models, and its alias on the first."""
 
     def __init__(self, place: Place, client: Local) -> None:
         self.place, self.client = place, client
@@ -81,7 +81,7 @@ class Ward:
         return version
 
     def fit_again(self, id: str) -> str | None:
-        """Run a fit as a worker does; the code of its error."""
+        """Run a fit as a worker does; return the code of its error."""
         job = begin(self.place.database, id, worker="w", device="cpu")
         assert job is not None
         ending = run(job, self.place.blobs, Hooks(), device="cpu", time_limit=60)
@@ -92,14 +92,14 @@ class Ward:
         return None if done.error is None else done.error["code"]
 
     def count(self, kind: str) -> float:
-        """How often damage of a kind was counted."""
+        """Return how often damage of a kind was counted."""
         name = "calibrd_damaged_blobs_total"
         found = self.client.app.state.parts.metrics.registry.get_sample_value(name, {"kind": kind})
         assert found is not None
         return found
 
     def refused(self, url: str, code: str = "blob_corrupt") -> None:
-        """See that a read is refused and counted, while what is in memory is served."""
+        """Check that a read is refused and counted while the map in memory is served."""
         kind = code.removeprefix("blob_")
         before = self.count(kind)
         answer = self.client.get(url)

@@ -1,4 +1,4 @@
-"""How the database is reached, and what is told when it is full, slow or gone."""
+"""Access to the database, and the errors if it is full, slow or unavailable."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cut_line_is_noticed_soon_by_both_ends(postgresql: Database) -> None:
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
 
 
-def test_what_the_url_says_wins() -> None:
+def test_the_url_takes_precedence() -> None:
     url = make_url("postgresql://h/n?connect_timeout=9&options=-c%20statement_timeout%3D1h")
     arguments = connection_arguments(url)
     assert "connect_timeout" not in arguments
@@ -69,7 +69,7 @@ def test_what_the_url_says_wins() -> None:
 
 @contextmanager
 def full(database: Database) -> Iterator[None]:
-    """A database without room: SQLite may have no more pages, PostgreSQL says what it would say."""
+    """Return a full database: SQLite may have no more pages, PostgreSQL's error is simulated."""
     if not database.is_sqlite:
         with database.write() as store:
             store.session.execute(text(REFUSING))
@@ -102,7 +102,7 @@ def test_a_full_database_is_507_and_goes_on_reading(local: Local) -> None:
 
 
 @pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
-def test_slow_statements_are_told_apart(postgresql: Database, limit: str) -> None:
+def test_slow_statements_have_their_own_codes(postgresql: Database, limit: str) -> None:
     def wait() -> None:
         with postgresql.write() as store:
             store.session.execute(text(f"SET LOCAL {limit} = 100"))
@@ -126,7 +126,7 @@ def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: 
 
 def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Database) -> None:
     with pytest.raises(DATABASE_DOWN), postgresql.write() as store:  # noqa: PT012
-        store.session.execute(text("SET TRANSACTION READ ONLY"))  # as a standby is
+        store.session.execute(text("SET TRANSACTION READ ONLY"))  # like a standby
         store.keys.add_workspace("new")
 
 

@@ -1,4 +1,4 @@
-"""Databases from before are brought up to date with all that they hold."""
+"""Older databases are migrated with all their data."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ MIGRATION_HASHES = {
 
 
 def make_first_database(settings: Settings, content: bytes) -> None:
-    """What the first release left: a version whose map lies under its hash."""
+    """Create a database of the first release: a version whose map is stored under its hash."""
     sha256 = hashlib.sha256(content).hexdigest()
     Blobs(settings.blobs).put(f"{WORKSPACE}/maps/{sha256}", content)
     database = Database(settings.database)
@@ -283,7 +283,7 @@ def test_what_others_add_to_a_database_does_no_harm(backend: Backend, tmp_path: 
     database.close()
 
 
-def test_serve_tells_of_a_schema_that_differs(tmp_path: Path) -> None:
+def test_serve_reports_a_schema_that_differs(tmp_path: Path) -> None:
     settings = Embedded().settings(tmp_path)
     database = Database(Settings(**settings).database)
     execute(database, "DROP INDEX ix_fits_lost")

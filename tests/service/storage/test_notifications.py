@@ -1,4 +1,4 @@
-"""What one replica changes the others hear of at once, and find out in any case."""
+"""Changes by one replica reach the others at once, and eventually in any case."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def settings(shared_fleet: Fleet, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def replicas(settings: dict[str, object]) -> Iterator[tuple[Local, Local]]:
-    """Two that look for changes every 30 seconds and serve version 1 of 2."""
+    """Run two replicas that poll every 30 seconds and serve version 1 of 2."""
     settings["refresh_seconds"] = RARELY
     with in_process(**settings) as one, in_process(**settings) as other:
         prepare(one, other)
@@ -73,13 +73,13 @@ def prepare(one: Local, other: Local) -> None:
 
 
 def listeners(settings: dict[str, object]) -> list[int]:
-    """The server processes that replicas of this database listen through."""
+    """Return the server processes of the replicas' listening connections to this database."""
     with psycopg.connect(str(settings["database_url"])) as connection:
         query = f"SELECT pid {LISTENERS} AND datname = current_database()"
         return [pid for (pid,) in connection.execute(query.encode())]
 
 
-def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> None:
+def test_moves_and_keys_reach_replicas_at_once(replicas: tuple[Local, Local]) -> None:
     one, other = replicas
     move(one, 2)
     wait_until(lambda: serves(other, 2), 2)
@@ -95,7 +95,7 @@ def test_moves_and_keys_are_heard_of_at_once(replicas: tuple[Local, Local]) -> N
     wait_until(lambda: other.get("/v1/calibrators", headers=reader).status_code == 401, 2)
 
 
-def test_what_was_said_while_the_line_was_broken_is_made_up_for(
+def test_changes_during_a_broken_connection_are_read_later(
     replicas: tuple[Local, Local], settings: dict[str, object], shared_fleet: Fleet
 ) -> None:
     one, other = replicas
@@ -104,14 +104,14 @@ def test_what_was_said_while_the_line_was_broken_is_made_up_for(
     shared_fleet.database.execute(
         f"SELECT pg_terminate_backend(pid) {LISTENERS} AND datname = '{name}'"
     )
-    # its one open connection may be busy looking, because the line broke
+    # its only open connection may be polling, because the other one broke
     wait_until(lambda: moved(one, 2), 10)
     assert serves(other, 1)
     shared_fleet.database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     wait_until(lambda: serves(other, 2), 30)
 
 
-def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
+def test_replicas_that_cannot_listen_poll(settings: dict[str, object]) -> None:
     url = make_url(str(settings["database_url"]))
     with line(url.port or 0, refused=b"LISTEN calibrd_news") as deaf:
         through = url.set(port=deaf.port).render_as_string(hide_password=False)
@@ -125,12 +125,12 @@ def test_who_cannot_listen_looks(settings: dict[str, object]) -> None:
             wait_until(lambda: serves(other, 2), 2)
 
 
-def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, object]) -> None:
+def test_replicas_with_thousands_of_connections_are_notified(settings: dict[str, object]) -> None:
     taken = [os.dup(0) for _ in range(1100)]
     database, news = Database(str(settings["database_url"])), threading.Event()
     try:
         with NotificationListener(database.unlimited, {CHANGES: news.set}):
-            assert news.wait(10)  # it looks once when it begins to listen
+            assert news.wait(10)  # it polls once when it begins to listen
             news.clear()
             with database.write() as store:
                 announce(store.session)
@@ -142,12 +142,12 @@ def test_who_has_thousands_of_connections_hears_as_well(settings: dict[str, obje
 
 
 @pytest.mark.both_backends
-def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
+def test_new_and_finished_fits_are_notified(place: Place) -> None:
     waiting, ended = threading.Event(), threading.Event()
     calls = {FITS: waiting.set, FITS_DONE: ended.set}
     with NotificationListener(place.database.unlimited, calls, poll_seconds=0.01):
         for event in (waiting, ended):
-            assert event.wait(10)  # it looks once when it begins to listen
+            assert event.wait(10)  # it polls once when it begins to listen
         time.sleep(0.1)
         waiting.clear()
         fit = place.start_fit(place.dataset(), ("temperature", {}))
@@ -159,7 +159,7 @@ def test_a_fit_that_is_ordered_or_ends_is_heard_of(place: Place) -> None:
 
 
 def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Path) -> None:
-    """The poll of SQLite was interrupted every two minutes, with a warning in the log."""
+    """SQLite's poll used to be interrupted every two minutes, with a warning in the log."""
     database = Database(f"sqlite:///{tmp_path}/calibrd.db", seconds=0.05)
     with database.engine.connect() as connection:
         connection.exec_driver_sql("SELECT 1")
@@ -174,8 +174,8 @@ def test_a_connection_without_limit_has_no_deadline_left_by_another(tmp_path: Pa
     database.close()
 
 
-def test_who_waits_is_woken() -> None:
-    """Long before the next poll, which is never."""
+def test_waiting_requests_are_woken() -> None:
+    """The next poll would never happen."""
     state = {"a": 0}
 
     async def wait() -> int:

@@ -1,4 +1,4 @@
-"""A PostgreSQL whose processes are stopped: calls are refused in time, and go on afterwards."""
+"""A PostgreSQL whose processes are paused: calls are refused in time and later succeed again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATHS = ("/readyz", "/v1/calibrators", "/v1/runs", "/v2/health/ready")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """A cluster that may be stopped without harm to other tests."""
+    """Run a cluster that may be paused without affecting other tests."""
     with postgres() as started:
         yield started
 
@@ -48,9 +48,9 @@ def url(server: Postgres) -> str:
 
 @contextmanager
 def paused(server: Postgres) -> Iterator[None]:
-    """All processes of a cluster are stopped, as by a hung disk or hypervisor."""
+    """Pause all processes of a cluster, like a hung disk or hypervisor."""
     first = psutil.Process(int((server.data / "postmaster.pid").read_text().splitlines()[0]))
-    os.kill(first.pid, signal.SIGSTOP)  # first, so that it makes no more of them
+    os.kill(first.pid, signal.SIGSTOP)  # first, so that it starts no more processes
     stopped = [first.pid, *(child.pid for child in first.children(recursive=True))]
     for pid in stopped[1:]:
         os.kill(pid, signal.SIGSTOP)
@@ -69,14 +69,14 @@ def service(url: str, tmp_path: Path) -> Iterator[Running]:
 
 
 def asked(service: Running, path: str) -> tuple[int, float]:
-    """The status of an answer, and how long it took."""
+    """Return the status of a response, and how long it took."""
     began = time.monotonic()
     status = httpx.get(f"{service.url}{path}", timeout=60).status_code
     return status, time.monotonic() - began
 
 
 def database_status(service: Running) -> str:
-    """What /readyz says of the database."""
+    """Return the status of the database according to /readyz."""
     found: str = httpx.get(f"{service.url}/readyz", timeout=60).json()["database"]
     return found
 
@@ -108,7 +108,7 @@ def test_many_calls_do_not_pile_up(service: Running, server: Postgres) -> None:
             answers = list(many.map(lambda _: asked(service, "/v1/runs"), range(240)))
             threads = process.num_threads()
     assert {status for status, _ in answers} == {503}
-    # those that wait for a thread are refused as soon as the first ones are given up
+    # calls that wait for a thread are refused as soon as the first ones time out
     assert max(seconds for _, seconds in answers) < LONGEST
     assert threads < MAX_THREADS
     wait_until(lambda: asked(service, "/v1/runs")[0] == 200, RECOVERY)
@@ -134,7 +134,7 @@ def test_a_transaction_that_is_under_way_ends_in_time(database: Database, server
 
 
 def answers(database: Database) -> bool:
-    """Return whether a database answers a transaction."""
+    """Return whether a database completes a transaction."""
     try:
         with database.read() as store:
             store.keys.count()

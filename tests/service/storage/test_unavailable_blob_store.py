@@ -1,4 +1,4 @@
-"""A blob store that hangs, or has no such bucket: told quickly, and for what it is."""
+"""A blob store that hangs or lacks its bucket: reported quickly, with the right cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_health_and_readiness_answer_while_the_store_hangs(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{its_line.port}")
         with in_process(**shared_fleet.settings(tmp_path)) as client:
             assert client.get("/readyz").json()["blobs"] == "ok"
-            time.sleep(1.1)  # for so long an answer is kept
+            time.sleep(1.1)  # responses are cached for this long
             its_line.cut()
             began = time.monotonic()
             assert client.get("/readyz").json()["blobs"] == "the blob store is not responding"

@@ -1,4 +1,4 @@
-"""Promote and roll back: what is told before, what is done, and what is refused."""
+"""Promote and roll back: the preview, the effect, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLLBACK = f"{HERE}/aliases/{ALIAS}/rollback"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Version 1 is judged, 2 is not, 3 takes other input, 4 is like 1 without a change."""
+    """Run a service: version 1 is judged, 2 is not, 3 takes other input, 4 has no change."""
     body = fitted_elsewhere()
     unjudged = {name: one for name, one in body.items() if name != "report"}
     unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 5)))
@@ -54,14 +54,14 @@ def _of_classes(classes: int) -> dict[str, Any]:
 
 @pytest.fixture
 def client(service: Local) -> Iterator[Local]:
-    """Somebody who may promote, and the alias at version 1."""
+    """Return a client that may promote, with the alias at version 1."""
     with signed_in(service, Scope.PROMOTE, name="ann") as made:
         promote(made, 1, force="yes", reason="as at the beginning")
         yield made
 
 
 def promote(client: Local, number: int, **more: str) -> httpx.Response:
-    """What a browser sends after the page was read."""
+    """Submit the form of the page like a browser."""
     page = client.get(f"{HERE}/promote", params={"version": number, "alias": ALIAS}).text
     expected = re.search(r'name="expected" value="(\d+)"', page)
     form = {"alias": ALIAS, "version": str(number), "csrf": csrf_of(client), **more}
@@ -109,7 +109,7 @@ def test_promote_moves_records_the_reason_and_can_be_rolled_back(client: Local) 
 
 
 @pytest.mark.parametrize(("version", "told"), [(2, "was not judged"), (3, "takes logits of 4")])
-def test_what_needs_force_says_so_and_is_not_done_without(
+def test_promotions_that_need_force_are_refused_without_it(
     client: Local, version: int, told: str
 ) -> None:
     page = client.get(f"{HERE}/promote", params={"version": version}).text
@@ -122,7 +122,7 @@ def test_what_needs_force_says_so_and_is_not_done_without(
     assert place(client) == version
 
 
-def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
+def test_a_concurrent_move_is_reported_and_nothing_changes(client: Local) -> None:
     late = promote(client, 4, expected="0")
     assert late.status_code == 412
     assert "has changed since you read it" in Shell(late.text).words
@@ -140,7 +140,7 @@ def test_who_was_overtaken_is_told_and_moves_nothing(client: Local) -> None:
         ({"csrf": "0" * 64}, 403, "must carry the token"),
     ],
 )
-def test_forms_that_break_a_rule_are_told_in_words(
+def test_forms_that_break_a_rule_show_a_message(
     client: Local, form: dict[str, str], status: int, told: str
 ) -> None:
     answer = promote(client, 4, **form)
@@ -153,7 +153,7 @@ def test_a_reason_of_many_lines_is_counted_as_browsers_count_it(client: Local) -
     assert promote(client, 4, reason="a\r\n" * 499 + "a").status_code == 303
 
 
-def test_what_a_registered_map_says_of_itself_is_not_believed(service: Local) -> None:
+def test_claims_of_a_registered_map_are_not_trusted(service: Local) -> None:
     fitted = TemperatureMap(k=5, temperature=2.0).with_info(winner=["identity"])
     body = registration(fitted, report=fitted_elsewhere()["report"])
     made = service.post("/v1/calibrators/foreign/versions", json=body, headers=bearer(service))
@@ -188,7 +188,7 @@ def test_an_alias_that_cannot_be_is_refused_before_a_plan_is_shown(client: Local
         assert answer.status_code == 422
 
 
-def test_those_who_may_not_promote_see_the_history_alone(service: Local, client: Local) -> None:
+def test_without_the_scope_only_the_history_is_shown(service: Local, client: Local) -> None:
     with signed_in(service, Scope.FIT, name="bob") as reader:
         assert reader.get(f"{HERE}/aliases/{ALIAS}").status_code == 200
         for path in (f"{HERE}/promote", ROLLBACK):

@@ -1,4 +1,4 @@
-"""The page of a calibrator: its versions, its aliases, and lines to paste that work."""
+"""The page of a calibrator: its versions, its aliases, and snippets that run when pasted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = f"/calibrators/{CALIBRATOR}"
 
 @pytest.fixture
 def two(local: Local) -> Local:
-    """A service with a calibrator of two versions, the first in production."""
+    """Run a service with a calibrator of two versions, the first in production."""
     for _ in range(2):
         answer = local.post(f"/v1/calibrators/{CALIBRATOR}/versions", json=fitted_elsewhere())
         assert answer.status_code == 201
@@ -44,7 +44,7 @@ def reader(two: Local) -> Iterator[Local]:
         yield made
 
 
-def test_versions_are_told_with_their_figures_before_and_after(two: Local) -> None:
+def test_versions_have_figures_before_and_after(two: Local) -> None:
     page = two.get(PATH, headers=HTML)
     check_page(page)
     report = fitted_elsewhere()["report"]
@@ -160,7 +160,7 @@ def test_lines_to_paste_name_the_place_behind_a_proxy(two: Local) -> None:
     assert f"https://{host}/v1/calibrators" in two.get(PATH, headers=headers).text
 
 
-def test_lines_to_paste_ask_for_a_key_where_one_is_needed(reader: Local) -> None:
+def test_snippets_include_a_key_if_one_is_needed(reader: Local) -> None:
     assert "Bearer $CALIBRD_API_KEY" in reader.get(PATH).text
 
 
@@ -176,7 +176,7 @@ def test_a_calibrator_without_versions_says_what_to_do(local: Local) -> None:
 
 
 def pasted(page: str) -> list[str]:
-    """The lines that a page offers to paste."""
+    """Return the snippets that a page offers for pasting."""
     found = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.S)
     return [html.unescape(one) for one in found]
 

@@ -1,4 +1,4 @@
-"""Two versions beside each other: as they were judged, and measured on the same rows."""
+"""Two versions side by side: their own reports, and measurements on the same rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLASSES = 5
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Version 1 changes nothing, version 2 is a temperature, version 3 is of other classes."""
+    """Run a service: version 1 is the identity, 2 a temperature, 3 has other classes."""
     with in_process(tmp_path_factory.mktemp("compare")) as made:
         unchanged, report = fit_and_judge(Identity(), CalibrationSet(*sample(1200, CLASSES)))
         other, _ = fit_and_judge(Identity(), CalibrationSet(*sample(1200, 3)))
@@ -51,18 +51,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture(scope="module")
 def dataset(service: Local) -> str:
-    """Rows that neither version has seen."""
+    """Upload rows on which neither version was fitted."""
     body = npz(*sample(3000, CLASSES, seed=7))
     return service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
 
 
 def without_rows() -> dict[str, Any]:
-    """A version that has a report and no judged rows."""
+    """Register a version with a report but no judged rows."""
     return {name: one for name, one in fitted_elsewhere().items() if name != "judged_rows"}
 
 
 def measured(client: Local, **asked: Any) -> str:
-    """The page when both were measured."""
+    """Return the page once both versions have been measured."""
 
     def look() -> str | None:
         page = client.get(PATH, params=asked, headers=HTML)
@@ -144,7 +144,7 @@ def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:
         for row in expected.rows():
             assert row.after in row_of(page, row.metric.title)
         assert "Version 2 is measurably better calibrated than version 1." in _words(page)
-        # the same rows in another format are still those that both were fitted on
+        # the same rows in another format still count as fit rows of both
         logits, labels = sample(2000, CLASSES)
         csv = {"Content-Type": "text/csv"}
         made = client.post("/v1/datasets", content=_csv(logits, labels), headers=csv).json()["id"]
@@ -193,7 +193,7 @@ def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
         ({"a": 1, "b": 2, "dataset": "ds_0"}, 404, "no such dataset"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_impossible_comparisons_are_explained(
     local: Local, asked: dict[str, Any], status: int, told: str
 ) -> None:
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_told(
     assert told in check_page(answer).words
 
 
-def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local) -> None:
+def test_a_single_version_is_compared_with_a_default(local: Local) -> None:
     def shown(**asked: int) -> str:
         words = _words(local.get(PATH, params=asked, headers=HTML).text)
         return re.search(r"Version (\d) and version (\d)", words)[0]
@@ -222,7 +222,7 @@ def test_who_names_one_version_is_given_another_to_compare_it_with(local: Local)
     assert shown(b=1) == "Version 2 and version 1"
 
 
-def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
+def test_nothing_is_measured_without_a_chosen_dataset(local: Local) -> None:
     for _ in range(2):
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     local.post("/v1/datasets", content=npz(*sample(600, CLASSES)), headers=NPZ)
@@ -231,14 +231,14 @@ def test_nothing_is_measured_on_rows_that_nobody_chose(local: Local) -> None:
     assert "data-busy" not in page
 
 
-def test_versions_of_other_input_say_why_they_cannot_be_measured(
+def test_versions_of_other_input_explain_why_they_cannot_be_measured(
     service: Local, dataset: str
 ) -> None:
     words = _words(measured(service, a=3, b=2, dataset=dataset))
     assert "this map takes logits of 3 classes, got logits of 5" in words
 
 
-def test_a_dataset_whose_bytes_are_gone_is_told_and_tried_again(service: Local) -> None:
+def test_a_dataset_without_bytes_is_reported_and_retried(service: Local) -> None:
     body = npz(*sample(500, CLASSES, seed=9))
     id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     parts = service.app.state.parts

@@ -1,6 +1,6 @@
-"""The dashboard in a real Chromium: from the first sign-in to a version rolled back.
+"""The dashboard in a real Chromium, from the first sign-in to a rollback.
 
-Pictures of the pages are left in out/pictures.
+Screenshots of the pages are saved in out/pictures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
-    """A service with a worker and one key, and the key."""
+    """Run a service with a worker and one key; yield it with the key."""
     with running(tmp_path_factory.mktemp("seen") / "data") as started:
         with started.client() as client:
             body = {"name": "ann", "scopes": ["admin"]}
@@ -38,7 +38,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
 
 @pytest.fixture
 def service(locked: tuple[Running, str], tab: Tab) -> Iterator[str]:
-    """Where it is; afterwards the pages have complained of nothing and asked nobody else."""
+    """Yield its address; afterwards check for console errors and requests to other hosts."""
     tab.problems.clear()
     yield locked[0].url
     assert not tab.problems
@@ -50,7 +50,7 @@ def expect_heading(tab: Tab, text: str) -> None:
 
 
 def look(tab: Tab, name: str) -> None:
-    """Both widths, light and dark: nobody is kept out, nothing is cut off."""
+    """Check both widths, light and dark: everything is accessible and nothing is cut off."""
     for width, dark in ((380, True), (1280, False)):
         tab.open(tab.page.url, width=width, dark=dark)
         for chart in tab.page.locator("[data-chart]").all():
@@ -103,7 +103,7 @@ def test_3_a_file_is_uploaded_fitted_and_leads_to_its_version(tab: Tab, service:
     look(tab, "version-temperature")
 
 
-def test_4_a_file_that_breaks_a_rule_is_told_in_words(
+def test_4_a_file_that_breaks_a_rule_shows_a_message(
     tab: Tab, service: str, tmp_path: Path
 ) -> None:
     broken = tmp_path / "<img src=x onerror=alert(1)>.csv"
@@ -117,10 +117,10 @@ def test_4_a_file_that_breaks_a_rule_is_told_in_words(
     expect(trouble).to_contain_text("<img src=x onerror=alert(1)>.csv")
     tab.keep_picture("new-fit-refused")
     assert tab.page.locator("img").count() == 0
-    tab.problems = [one for one in tab.problems if "422" not in one]  # it is in the console, too
+    tab.problems = [one for one in tab.problems if "422" not in one]  # the console shows it as well
 
 
-def test_5_the_report_tells_bins_under_the_mouse(tab: Tab, service: str) -> None:
+def test_5_the_report_describes_the_bin_under_the_mouse(tab: Tab, service: str) -> None:
     tab.open(f"{service}/calibrators/sample/versions/2")
     look(tab, "version-smart")
     chart = tab.page.locator("[data-chart] svg").first
@@ -141,7 +141,7 @@ def test_6_two_versions_are_compared_on_the_same_rows(tab: Tab, service: str) ->
     look(tab, "compare")
 
 
-def test_7_promote_says_what_changes_and_roll_back_takes_it_back(tab: Tab, service: str) -> None:
+def test_7_promote_shows_changes_and_roll_back_undoes_them(tab: Tab, service: str) -> None:
     for number in (1, 2):
         tab.open(f"{service}/calibrators/sample/promote?version={number}")
         expect(tab.page.get_by_text("can be rolled back")).to_be_visible()
@@ -191,12 +191,12 @@ def test_9_a_training_run_is_followed_live(
 
 
 @pytest.mark.parametrize("page", ["", "jobs", "runs", "keys", "about"])
-def test_the_other_pages_keep_nobody_out(tab: Tab, service: str, page: str) -> None:
+def test_the_other_pages_are_accessible(tab: Tab, service: str, page: str) -> None:
     tab.open(f"{service}/{page}")
     look(tab, page or "home")
 
 
-def test_who_signs_out_is_out(tab: Tab, service: str) -> None:
+def test_signing_out_ends_access(tab: Tab, service: str) -> None:
     tab.open(f"{service}/about")
     tab.press("Sign out")
     expect_heading(tab, "Sign in")

@@ -1,4 +1,4 @@
-"""What the pages of the dashboard show, to whom, and with how many queries."""
+"""The pages of the dashboard: their content for each role, and their number of queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from service.web.components.layout import HELP, NAVIGATION
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key, a calibrator in production and one that is not."""
+    """Run a service with a key, a calibrator in production and another one."""
     with in_process(tmp_path_factory.mktemp("pages"), database_url="") as made:
         for name in ("fashion", "digits"):
             answer = made.post(f"/v1/calibrators/{name}/versions", json=fitted_elsewhere())
@@ -63,7 +63,7 @@ def test_every_page_is_under_the_policy_and_leads_nowhere_else(admin: Local, pat
     assert admin.head(path).status_code == 200
 
 
-def test_home_tells_what_is_in_production_and_what_it_does(admin: Local) -> None:
+def test_home_shows_what_is_in_production(admin: Local) -> None:
     page = admin.get("/").text
     report = fitted_elsewhere()["report"]
     before, after = (f"{100 * one['metrics']['ece']:.2f} %" for one in (report["before"], report))
@@ -100,7 +100,7 @@ def test_home_turns_pages_by_name(local: Local) -> None:
     assert local.get("/?cursor=nonsense", headers=HTML).status_code == 422
 
 
-def test_pages_ask_as_little_for_many_as_for_one(local: Local) -> None:
+def test_pages_make_the_same_number_of_queries_for_many_as_for_one(local: Local) -> None:
     def asked(path: str) -> int:
         with statements(local) as seen:
             assert local.get(path, headers=HTML).status_code == 200
@@ -118,7 +118,7 @@ def test_pages_ask_as_little_for_many_as_for_one(local: Local) -> None:
 
 
 def copy_versions(client: Local, count: int) -> None:
-    """Calibrators with the first one's version and report."""
+    """Create calibrators with copies of the first one's version and report."""
     with client.app.state.parts.database.write() as store:
         session = store.session
         version = dict(session.execute(select(versions)).mappings().one())
@@ -152,7 +152,7 @@ def test_an_empty_service_teaches_the_first_step(local: Local) -> None:
     assert len(local.get("/v1/datasets").json()["items"]) == 2  # the same bytes
 
 
-def test_who_may_not_fit_is_shown_no_jobs(service: Local, reader: Local) -> None:
+def test_without_the_scope_no_fits_are_shown(service: Local, reader: Local) -> None:
     add_fit(service)
     home = reader.get("/").text
     assert "fashion" in home

@@ -1,4 +1,4 @@
-"""What the dashboard stores and looks up, over both ways to store things."""
+"""The dashboard's stored data and queries, on both storage backends."""
 
 from __future__ import annotations
 

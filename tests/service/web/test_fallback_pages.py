@@ -1,4 +1,4 @@
-"""A method that fell back to temperature scaling says so wherever its version is shown."""
+"""A method that fell back to temperature scaling is marked wherever its version is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAID = "vector fell back to temperature scaling: every prediction on the fit set
 
 
 def hopeless() -> Judged:
-    """Vector scaling on rows that are all right: there is nothing to learn."""
+    """Fit vector scaling on rows that are all correct, so that there is nothing to learn."""
     logits = np.random.default_rng(0).normal(size=(300, 4)) * 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
@@ -34,14 +34,14 @@ def judged() -> Judged:
     return hopeless()
 
 
-def test_the_map_and_the_report_say_it(judged: Judged) -> None:
+def test_the_map_and_the_report_show_it(judged: Judged) -> None:
     assert judged.map.fit_info["fallback"]["method"] == "vector"
     assert SAID in judged.report.summary()
     assert SAID in html_page.render(judged.report)
     assert SAID in judged.report._repr_html_()
 
 
-def test_pages_and_the_sdk_say_it(judged: Judged, tmp_path: Path) -> None:
+def test_pages_and_the_sdk_show_it(judged: Judged, tmp_path: Path) -> None:
     with in_process(tmp_path) as client:
         body = registration(judged.map, report=judged.report.to_dict())
         made = client.post("/v1/calibrators/c/versions", json=body)

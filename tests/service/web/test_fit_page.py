@@ -1,4 +1,4 @@
-"""The page of one fit: what it says, to whom, and where it leads."""
+"""The page of a fit: its content for each role, and its links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.storage.records import FitStatus
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and a calibrator."""
+    """Run a service with a key and a calibrator."""
     with in_process(tmp_path_factory.mktemp("job")) as made:
         made.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
         make_key(made, Scope.ADMIN, name="first")
@@ -34,7 +34,7 @@ def words(client: Local, id: str) -> str:
     return " ".join(check_page(client.get(f"/jobs/{id}")).words.split())
 
 
-def test_a_fit_that_was_ordered_says_on_what_and_by_whom(service: Local, fitter: Local) -> None:
+def test_a_queued_fit_shows_its_data_and_creator(service: Local, fitter: Local) -> None:
     csrf = {"X-CSRF-Token": csrf_of(fitter)}
     upload = fitter.post("/v1/datasets", content=npz(*sample(60, 5)), headers={**NPZ, **csrf})
     order = {
@@ -91,7 +91,7 @@ def test_a_fit_leads_to_what_it_made(fitter: Local, versions: list[int], result:
     assert "Cancel" not in words(fitter, id)
 
 
-def test_why_a_fit_failed_is_told_with_what_to_do(fitter: Local) -> None:
+def test_a_failed_fit_shows_the_reason_and_a_hint(fitter: Local) -> None:
     error = {
         "code": "out_of_memory",
         "message": "the worker does not have enough memory for this fit",
@@ -108,7 +108,7 @@ def test_why_a_fit_failed_is_told_with_what_to_do(fitter: Local) -> None:
     assert "so be it" in words(fitter, unheard)
 
 
-def test_who_cancels_on_the_page_of_a_fit_comes_back_to_it(fitter: Local) -> None:
+def test_cancelling_on_the_page_of_a_fit_returns_to_it(fitter: Local) -> None:
     id = add_fit(fitter)
     form = {"csrf": csrf_of(fitter), "stay": "1"}
     answer = fitter.post(f"/jobs/{id}/cancel", data=form)

@@ -1,4 +1,4 @@
-"""The documentation at /help: the built site, under a policy that runs its own scripts alone."""
+"""The documentation at /help: the built site, under a policy that allows only its own scripts."""
 
 from __future__ import annotations
 

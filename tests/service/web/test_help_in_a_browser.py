@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(
     request: pytest.FixtureRequest, site: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The address that the site has when it is opened from a file, and under /help."""
+    """Return the site's address when opened from a file, and under /help."""
     if request.param == "file":
         yield f"{site.as_uri()}/"
         return

@@ -1,4 +1,4 @@
-"""The pages of those who run the service: keys and About."""
+"""The pages for operators: keys and About."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.web.pages.about import without_secrets
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key."""
+    """Run a service with a key."""
     with in_process(tmp_path_factory.mktemp("keys")) as made:
         make_key(made, Scope.ADMIN, name="first")
         yield made
@@ -83,7 +83,7 @@ def test_a_page_that_is_reloaded_makes_no_other_key(admin: Local) -> None:
         ({"name": "x", "scope": "fit", "days": "nan"}, "more than 0"),
     ],
 )
-def test_forms_that_break_a_rule_are_told_in_words(
+def test_forms_that_break_a_rule_show_a_message(
     admin: Local, form: dict[str, str], told: str
 ) -> None:
     answer = admin.post("/keys", data={**form, "csrf": csrf_of(admin)})
@@ -91,14 +91,14 @@ def test_forms_that_break_a_rule_are_told_in_words(
     assert told in check_page(answer).words
 
 
-def test_the_first_key_says_that_the_door_is_closed(local: Local) -> None:
+def test_the_first_key_page_explains_that_keys_are_now_required(local: Local) -> None:
     assert "anyone on this machine has access" in local.get("/keys", headers=HTML).text
     made = local.post("/keys", data={"name": "first", "scope": "admin"}, headers=HTML)
     assert "from now on, every request needs a key" in made.text
     assert local.get("/keys", headers=HTML).status_code == 303
 
 
-def test_about_tells_settings_to_administrators_and_secrets_to_nobody(
+def test_about_shows_settings_to_administrators_and_secrets_to_nobody(
     admin: Local, reader: Local
 ) -> None:
     page = admin.get("/about").text

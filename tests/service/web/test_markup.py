@@ -1,4 +1,4 @@
-"""Whatever people wrote is shown as text: markup is put wherever it can be, and all pages read."""
+"""User text is shown as text: markup is stored wherever possible, and all pages are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "fashion"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """An administrator of a service in which every text is markup."""
+    """Return an administrator of a service in which every text is markup."""
     with in_process(tmp_path_factory.mktemp("markup")) as service:
         _fill(service)
         with signed_in(service, Scope.ADMIN, name="admin") as made:
@@ -47,7 +47,7 @@ def _fill(service: Local) -> None:
 
 
 def _write_markup(store: Store) -> None:
-    """Into what the API would not take it for, as if another program had written it."""
+    """Write markup where the API would refuse it, as another program might."""
     warnings = [{"code": MARKUP, "message": MARKUP}]
     told = {"verdict": MARKUP, "method": MARKUP, "created_by": MARKUP, "params": {MARKUP: MARKUP}}
     info = {"warnings": warnings, "why": MARKUP, MARKUP: MARKUP}
@@ -62,7 +62,7 @@ def _write_markup(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def fit(client: Local) -> str:
-    """A fit that failed; another one runs."""
+    """Return a failed fit; another one is running."""
     error = {"code": MARKUP, "message": MARKUP}
     written = {"calibrator_name": MARKUP, "created_by": MARKUP}
     methods = [{"method": MARKUP, "params": {}}]
@@ -106,7 +106,7 @@ def test_a_comparison_shows_it_as_text(client: Local) -> None:
     _check(page)
 
 
-def test_what_is_asked_for_is_shown_as_text(client: Local) -> None:
+def test_query_parameters_are_shown_as_text(client: Local) -> None:
     asked = {"/": "prefix", "/new-fit": "calibrator", f"/calibrators/{NAME}/promote": "alias"}
     for path, name in asked.items():
         _check(client.get(path, params={name: MARKUP[:60]}), is_shown=False)
@@ -117,7 +117,7 @@ def test_what_is_asked_for_is_shown_as_text(client: Local) -> None:
     assert "&gt;&lt;b&gt;" in form.text
 
 
-def test_the_name_of_who_is_signed_in_is_shown_as_text(client: Local) -> None:
+def test_the_name_of_the_key_is_shown_as_text(client: Local) -> None:
     with signed_in(client, Scope.PREDICT, name=MARKUP) as other:
         _check(other.get("/runs"))
 

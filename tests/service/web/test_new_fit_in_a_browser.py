@@ -1,4 +1,4 @@
-"""New fit, a job and Try it in a real Chromium: files in, a fit out."""
+"""New fit, the page of a fit and Try it in a real Chromium, from file to finished fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.storage.records import FitStatus
 MARKUP = "<img src=x onerror=alert(1)>"
 LOGITS, LABELS = sample(60, 3)
 UNNAMED = b"a,b,c,label\n1,2,3,0\n"
-# the console notes every refusal of the API
+# the console logs every refusal of the API
 HARMLESS = ("Failed to load resource",)
 JOINED = """async () => {
   const { joined, labelsFirst, readHeader } = await import('./static/npy.js');
@@ -44,7 +44,7 @@ DROPPED = """(content) => {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service without a worker."""
+    """Run a service without a worker."""
     with in_process(tmp_path_factory.mktemp("browser")) as made:
         made.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere())
         yield made
@@ -63,7 +63,7 @@ def signed_in_tab(service: Local) -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(signed_in_tab: Tab, service: Local) -> Iterator[Tab]:
-    """A tab with the form; at the end its console must be clean."""
+    """Open a tab with the form; at the end its console must have no errors."""
     signed_in_tab.problems.clear()
     signed_in_tab.open(f"{service.base_url}/new-fit?calibrator=net")
     yield signed_in_tab
@@ -110,13 +110,13 @@ def objects() -> bytes:
     ],
     ids=["Fortran", "objects", "big-endian", "structured", "cut", "no npy"],
 )
-def test_npy_files_that_cannot_be_joined_are_told(tab: Tab, logits: bytes, told: str) -> None:
+def test_npy_files_that_cannot_be_joined_are_refused(tab: Tab, logits: bytes, told: str) -> None:
     choose(tab, {"logits.npy": logits, "labels.npy": npy(LABELS)})
     expect(trouble(tab)).to_contain_text("logits.npy cannot be read")
     expect(trouble(tab)).to_contain_text(told)
 
 
-def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
+def test_files_that_do_not_belong_together_are_refused(tab: Tab) -> None:
     choose(tab, {"logits.npy": npy(LOGITS)})
     expect(trouble(tab)).to_contain_text("Choose logits.npy and labels.npy together")
     choose(tab, {"a.npy": npy(LOGITS), "b.npy": npy(LOGITS)})
@@ -142,7 +142,7 @@ def test_files_that_do_not_belong_together_are_told(tab: Tab) -> None:
     ],
     ids=["CSV", "one column", "with segments", "other names", "npz", "npy", "named npy"],
 )
-def test_what_the_values_are_is_asked_only_if_no_name_says_it(
+def test_the_kind_is_requested_only_if_the_name_does_not_give_it(
     tab: Tab, files: dict[str, bytes], is_asked: bool
 ) -> None:
     tab.page.evaluate("document.querySelector('#kind').hidden = false")
@@ -151,7 +151,7 @@ def test_what_the_values_are_is_asked_only_if_no_name_says_it(
     expect(trouble(tab)).to_be_hidden()
 
 
-def test_what_the_values_are_must_be_said_before_anything_is_sent(tab: Tab) -> None:
+def test_the_kind_must_be_chosen_before_anything_is_sent(tab: Tab) -> None:
     choose(tab, {"x.csv": UNNAMED})
     tab.asked.clear()
     tab.press("Upload and fit")
@@ -247,7 +247,7 @@ def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: 
     expect(tab.page.locator("#fit-detail")).to_contain_text(
         "The fit created version 1 (auto), version 2 (temperature)."
     )
-    assert tab.page.url.endswith(id)  # who comes back later is not sent on
+    assert tab.page.url.endswith(id)  # a later visit is not redirected
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (380, True)])

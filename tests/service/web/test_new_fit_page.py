@@ -1,4 +1,4 @@
-"""The page of a new fit: what its form offers, and to whom."""
+"""The page of a new fit: the options of its form, for each role."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.web.pages.new_fit import PATTERN, choices
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and limits of its own."""
+    """Run a service with a key and its own limits."""
     limits = {"max_upload_bytes": 3 * MEGABYTE, "max_json_bytes": MEGABYTE}
     with in_process(tmp_path_factory.mktemp("new-fit"), **limits) as made:
         make_key(made, Scope.ADMIN, name="first")
@@ -119,7 +119,7 @@ def test_the_token_on_the_form_lets_its_script_upload(fitter: Local) -> None:
     assert fitter.post("/v1/datasets", content=body, headers=headers).is_success
 
 
-def test_who_may_not_fit_is_not_led_there(service: Local, local: Local) -> None:
+def test_without_the_scope_there_is_no_link_to_it(service: Local, local: Local) -> None:
     with signed_in(service, Scope.PREDICT) as reader:
         assert reader.get("/new-fit").status_code == 403
         assert "new-fit" not in reader.get("/").text

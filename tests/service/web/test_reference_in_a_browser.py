@@ -1,4 +1,4 @@
-"""The API reference in a real Chromium: complete, safe, and its operations run."""
+"""The API reference in a real Chromium: it is complete and safe, and its operations run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
-    """A service with one key, and the key."""
+    """Run a service with one key; yield it with the key."""
     data_dir = tmp_path_factory.mktemp("reference") / "data"
     with running(data_dir, "--workers", "0") as started:
         with started.client() as client:
@@ -36,7 +36,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
 
 @pytest.fixture
 def service(locked: tuple[Running, str], tab: Tab) -> Iterator[str]:
-    """Where it is; afterwards the console has no complaints and nobody else was asked."""
+    """Yield its address; afterwards check for console errors and requests to other hosts."""
     tab.problems.clear()
     tab.page.context.clear_cookies()
     yield locked[0].url
@@ -50,7 +50,7 @@ def open_reference(tab: Tab, service: str, **look: Any) -> None:
 
 
 def operation(tab: Tab, name: str) -> Locator:
-    """An operation, unfolded."""
+    """Return an operation with its section opened."""
     found = tab.page.locator(f".opblock[id$='-{name}']")
     found.locator(".opblock-summary-control").click()
     expect(found.locator(".opblock-body")).to_be_visible()
@@ -58,7 +58,7 @@ def operation(tab: Tab, name: str) -> Locator:
 
 
 def run(found: Locator) -> str:
-    """Run an unfolded operation; return its status."""
+    """Run an opened operation; return its status."""
     found.get_by_role("button", name="Try it out").click()
     found.get_by_role("button", name="Execute").click()
     status = found.locator(".live-responses-table .response-col_status").nth(1)
@@ -67,13 +67,13 @@ def run(found: Locator) -> str:
 
 
 def forgive(tab: Tab, service: str, words: str) -> None:
-    """Leave the page, after which its console is silent, and drop what it had to say of this."""
+    """Leave the page and drop its expected console errors."""
     tab.open(f"{service}/sign-in")
     tab.problems = [one for one in tab.problems if words not in one]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
-def test_it_fits_the_window_and_keeps_nobody_out(
+def test_it_fits_the_window_and_is_accessible(
     tab: Tab, service: str, width: int, dark: bool
 ) -> None:
     open_reference(tab, service, width=width, dark=dark)
@@ -175,7 +175,7 @@ def test_documents_are_only_text_and_may_hold_themselves(tab: Tab, service: str)
     forgive(tab, service, "Content Security Policy")
 
 
-def test_a_document_that_is_missing_is_told(tab: Tab, service: str) -> None:
+def test_a_missing_document_is_reported(tab: Tab, service: str) -> None:
     tab.page.route("**/openapi.json", lambda route: route.fulfill(status=503))
     try:
         tab.open(f"{service}/docs")

@@ -1,4 +1,4 @@
-"""The API reference: a page for everybody, and the bundle that draws it."""
+"""The API reference: a public page, and the bundle that renders it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUNDLE = files()["swagger-ui-bundle.js"]
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key, seen by somebody without one."""
+    """Return a service with a key, requested without one."""
     with in_process(tmp_path_factory.mktemp("reference")) as client:
         make_key(client, Scope.ADMIN)
         yield client

@@ -1,4 +1,4 @@
-"""The pages of training runs: shells whose script asks the API."""
+"""The pages of training runs: shells whose script calls the API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENCODED = "%3Cscript%3Ealert('x')%3C%2Fscript%3E"
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Local, str]]:
-    """A service with a key, and the key."""
+    """Run a service with a key; yield it with the key."""
     with in_process(tmp_path_factory.mktemp("pages")) as client:
         token = make_key(client, Scope.FIT, name="trainer")
         yield client, token
@@ -35,13 +35,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Local, st
 
 @pytest.fixture
 def client(locked: tuple[Local, str]) -> Local:
-    """Somebody without a key."""
+    """Return a client without a key."""
     return locked[0]
 
 
 @pytest.fixture
 def reader(locked: tuple[Local, str]) -> Iterator[Local]:
-    """Somebody with a key, who wants pages."""
+    """Return a client with a key that accepts HTML."""
     client, token = locked
     with Local(base_url=client.base_url, timeout=60) as made:
         made.headers.update({**HTML, "Authorization": f"Bearer {token}"})
@@ -121,7 +121,7 @@ def test_charts_are_those_of_the_library(client: Local) -> None:
     assert len(library.content) > 500_000
 
 
-def test_a_service_without_the_charts_extra_says_so(
+def test_a_service_without_the_charts_extra_shows_a_note(
     client: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vega, "_is_installed", lambda: False)

@@ -1,6 +1,6 @@
-"""The pages of runs in a real Chromium, where one is installed: they draw, follow and keep out.
+"""The pages of runs in a real Chromium: charts, live updates and access control.
 
-Pictures of the pages are left in out/pictures.
+Screenshots of the pages are saved in out/pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RUN, MONITOR = "resnet-cifar10", "baseline"
 SETTINGS = {"bins": 15, "rate": 2.0}
 CHARTS = ".drawing svg"
 HARMLESS = ("Failed to load resource",)
-# a page that waits for a session that has ended asks for the newest after its wait
+# after waiting for a session that has ended, the page requests the newest one
 SHORT_WAITS = (
     "const real = window.fetch;"
     "window.fetch = (url, given) => real(String(url).replace('wait=20', 'wait=2'), given);"
@@ -31,7 +31,7 @@ SHORT_WAITS = (
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with two runs."""
+    """Return a client of a service with two runs."""
     with in_process(tmp_path_factory.mktemp("seen")) as made:
         train(made)
         yield made
@@ -39,7 +39,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 
 def train(client: Local) -> None:
-    """Twenty steps, one of them without all ranks, one with gammas of the trainer's own."""
+    """Post twenty steps, one without all ranks and one with gammas chosen by the trainer."""
     first = {"session": "a", "world_size": 2, "decides": "service", "merge_timeout": 0.3}
     open_run(client, RUN, **first, settings=SETTINGS)
     for step in range(1, 6):
@@ -67,7 +67,7 @@ def shared_tab() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(shared_tab: Tab, client: Local) -> Iterator[Tab]:
-    """A tab, which complains of nothing and asks nobody but the service."""
+    """Open a tab; it must have no console errors and no requests to other hosts."""
     yield shared_tab
     own = (str(client.base_url), "data:,", "about:blank")
     assert not [one for one in shared_tab.asked if not one.startswith(own)]
@@ -99,7 +99,7 @@ def test_all_charts_are_drawn_in_the_width_there_is(
     tab.keep_picture(f"run-{width}")
 
 
-def test_the_point_under_the_mouse_tells_its_figures(tab: Tab, client: Local) -> None:
+def test_the_point_under_the_mouse_shows_its_figures(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}")
     expect_charts(tab, 5)
     tab.page.locator(".drawing .mark-symbol path[aria-label*='bin: 7;']").first.hover(force=True)
@@ -146,6 +146,6 @@ def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Loca
 
 
 def enter(tab: Tab, token: str) -> None:
-    """Type a key and send the form."""
+    """Type a key and submit the form."""
     tab.page.get_by_label("API key").fill(token)
     tab.press("Sign in")

@@ -1,4 +1,4 @@
-"""Sessions: who a cookie stands for, for how long, and whose pages may use it."""
+"""Sessions: whose rights a cookie carries, for how long, and which pages may use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = {"name": "another", "scopes": ["predict"]}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with keys."""
+    """Run a service with keys."""
     with in_process(tmp_path_factory.mktemp("sessions")) as made:
         make_key(made, Scope.ADMIN, name="first")
         yield made
@@ -31,7 +31,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 @pytest.fixture
 def browser(service: Local) -> Iterator[Local]:
-    """A browser that nobody has signed in with."""
+    """Return a browser that is not signed in."""
     with Local(base_url=service.base_url, timeout=60) as made:
         made.app = service.app
         yield made
@@ -39,7 +39,7 @@ def browser(service: Local) -> Iterator[Local]:
 
 @pytest.fixture
 def admin(browser: Local) -> Local:
-    """A browser with a session of a key that may do all."""
+    """Return a browser with a session of an admin key."""
     assert sign_in(browser, make_key(browser, Scope.ADMIN, name="admin")).status_code == 303
     return browser
 
@@ -191,7 +191,7 @@ def test_pages_of_other_sites_cannot_use_a_session(admin: Local, headers: dict[s
     sent = {**headers, "X-CSRF-Token": csrf_of(admin)}
     assert admin.post("/v1/keys", json=KEY, headers=sent).status_code == 403
     token = make_key(admin, Scope.FIT)
-    assert sign_in(admin, token, **headers).status_code == 403  # nor begin one of their own
+    assert sign_in(admin, token, **headers).status_code == 403  # nor can it begin a session
 
 
 def test_a_link_from_elsewhere_leads_to_a_page_and_does_nothing(admin: Local) -> None:
@@ -209,7 +209,7 @@ def test_its_own_pages_can(admin: Local) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/jobs?cursor=a%26b", "/keys", "/runs/a%20b"])
-def test_who_is_not_signed_in_is_led_there_and_on(browser: Local, path: str) -> None:
+def test_signing_in_is_required_and_returns_to_the_page(browser: Local, path: str) -> None:
     answer = browser.get(path, headers=HTML)
     assert answer.status_code == 303
     form = answer.next_request
@@ -274,7 +274,7 @@ def test_a_form_of_an_ended_session_leads_to_sign_in_and_back(browser: Local) ->
     assert answer.headers["location"].endswith("?ended=1&next=/")
 
 
-def test_paths_that_there_are_not_are_told_as_pages_to_people(admin: Local) -> None:
+def test_unknown_paths_show_a_page_to_people(admin: Local) -> None:
     for path, status in (("/nope", 404), ("/sign-out", 405)):
         page = admin.get(path, headers=HTML)
         assert (page.status_code, page.headers["content-type"][:9]) == (status, "text/html")

@@ -1,4 +1,4 @@
-"""The page that tries a calibrator: as predict answers, in whatever form rows are pasted."""
+"""The page "Try it": it agrees with predict, whatever form pasted rows have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDTHS = {"binary": 2, "fashion": 5, "letters": 26, "words": 3000}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and calibrators of some widths, one of probabilities, one empty."""
+    """Run a service with a key and various calibrators, one of probabilities, one empty."""
     with in_process(tmp_path_factory.mktemp("try")) as made:
         for name, k in WIDTHS.items():
             for temperature in (2.0, 0.5):
@@ -59,7 +59,7 @@ def user(service: Local) -> Iterator[Local]:
 
 
 def shown(page: str) -> list[dict[str, tuple[float, float]]]:
-    """For each row, classes with their percentages before and after."""
+    """Return, for each row, the classes with their percentages before and after."""
     found = []
     for section in re.findall(r'<section class="tried">.*?</section>', page, re.S):
         lines = re.findall(
@@ -155,7 +155,7 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
         ("[" * 5000, ""),
     ],
 )
-def test_what_is_wrong_is_told_beside_what_was_written(user: Local, rows: str, told: str) -> None:
+def test_errors_are_shown_beside_the_input(user: Local, rows: str, told: str) -> None:
     answer = user.post("/calibrators/fashion/try", data={"rows": rows})
     assert answer.status_code == 422
     shell = check_page(answer)
@@ -224,7 +224,7 @@ def test_rows_are_the_same_in_every_form(rows) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("0123456789.eE+-,;[] \nxn_", max_size=200), st.sampled_from([2, 3]))
-def test_whatever_is_pasted_is_rows_or_told(text, k) -> None:
+def test_any_pasted_text_is_rows_or_an_error(text, k) -> None:
     with suppress(Invalid):
         rows = rows_of(text, k)
         assert rows.ndim == 2

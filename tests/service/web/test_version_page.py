@@ -1,4 +1,4 @@
-"""The page of a version: what it shows, to whom, and how its notes are changed."""
+"""The page of a version: its content for each role, and how its notes are edited."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_REPORT = "/calibrators/fashion/versions/2"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """A service with a key and two versions: one in production, and one without a report."""
+    """Run a service with a key and two versions: one in production, and one without a report."""
     with in_process(tmp_path_factory.mktemp("version"), database_url="") as made:
         notes = {"tags": {"team": "vision"}, "description": "the first\nof many"}
         for body in (
@@ -62,7 +62,7 @@ def promoter(service: Local) -> Iterator[Local]:
 
 
 class Charts(HTMLParser):
-    """The specifications of a page's charts."""
+    """The specifications of the charts on a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_everything_it_leads_to_within_the_api_is_there(reader: Local) -> None:
         assert reader.get(one).status_code == 200
 
 
-def test_a_version_without_a_report_says_so_and_shows_the_rest(reader: Local) -> None:
+def test_a_version_without_a_report_shows_a_note_and_the_rest(reader: Local) -> None:
     answer = reader.get(NO_REPORT)
     shell = check_page(answer)
     assert "registered without a report" in shell.words
@@ -151,7 +151,7 @@ def test_a_version_without_a_report_says_so_and_shows_the_rest(reader: Local) ->
         ("/calibrators/Fashion/versions/1", "there is no calibrator 'Fashion'"),
     ],
 )
-def test_what_is_not_there_is_said(reader: Local, path: str, said: str) -> None:
+def test_missing_versions_are_reported(reader: Local, path: str, said: str) -> None:
     answer = reader.get(path)
     assert answer.status_code == 404
     assert said in check_page(answer).words
@@ -202,7 +202,7 @@ def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Loc
 
 
 def seen_on(client: Local, page: str) -> str:
-    """What the form of a page says of the notes it shows."""
+    """Return the values in the form of a page for the notes that it shows."""
     return re.search(r'name="seen" value="(\w+)"', client.get(page).text)[1]
 
 
@@ -246,7 +246,7 @@ def test_candidates_of_auto_are_a_table(local: Local) -> None:
 
 
 @pytest.mark.parametrize("odd", [5, True, "all", [{"method": ["a"]}], [1, {}], {"a": 1}])
-def test_what_a_map_made_elsewhere_says_of_itself_may_be_anything(local: Local, odd: Any) -> None:
+def test_fit_info_of_registered_maps_may_be_anything(local: Local, odd: Any) -> None:
     info = {"candidates": odd, "warnings": odd, "left_out": odd, "segments": odd}
     fitted = TemperatureMap(k=3, temperature=2.0, fit_info=info)
     answer = local.post("/v1/calibrators/fashion/versions", json=registration(fitted))

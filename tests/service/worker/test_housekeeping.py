@@ -1,4 +1,4 @@
-"""What workers do for each other, and what stands on the queue: without worker processes."""
+"""Duties of workers for each other and for the queue, without worker processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
 
 
 class SlowBlobs(Blobs):
-    """A store that takes its time to delete."""
+    """A store that deletes slowly."""
 
     def delete(self, key: str) -> None:
         time.sleep(3.0)
@@ -97,7 +97,7 @@ def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
 
 
 def begun(place: Place) -> FitAttempt:
-    """A fit that a worker has taken."""
+    """Return a fit that a worker has claimed."""
     order = place.start_fit(place.dataset(), ("temperature", {}))
     job = begin(place.database, order.id, worker="w", device="cpu")
     assert job is not None
@@ -120,7 +120,7 @@ def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place
                 with place.database.write() as store:
                     store.fits.cancel(job.fit.id)
             done = place.wait(job.fit)
-            # it hears of what it has written a little later
+            # its own notification arrives a little later
             wait_until(lambda: running.stop() is Stop.ABANDON, pause=0.01)
             took = time.monotonic() - told
         assert done.status is (FitStatus.CANCELLED if why == "cancel" else FitStatus.FAILED)
@@ -132,11 +132,11 @@ def test_a_fit_that_is_too_busy_to_stop_is_ended_within_two_seconds(place: Place
     within(2, ended_after)
 
 
-def test_a_fit_hears_of_its_cancellation_after_an_error(place: Place) -> None:
+def test_a_fit_notices_its_cancellation_after_an_error(place: Place) -> None:
     job = begun(place)
     fit = job.fit
     with capture_logs() as logged, hooks(place, job) as running:
-        running.progress({"loss": object()})  # which is no JSON
+        running.progress({"loss": object()})  # this is not JSON
         time.sleep(0.3)
         assert place.fit(fit.id).progress is None
         running.progress({"step": 1})
@@ -189,13 +189,13 @@ def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: 
 
 
 def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
-    """A claim is a heartbeat, and who judges its worker meanwhile leaves it alone."""
+    """A claim counts as a heartbeat, and a concurrent check of its worker leaves it alone."""
     with place.database.write() as store:
         store.workers.beat("slow", queues=[CPU], device="cpu")
         store.session.execute(update(workers).values(seen_at=1.0))
     with place.database.write() as store:
         assert store.workers.renew("slow")
-        if not place.database.is_sqlite:  # where nobody else could write at all
+        if not place.database.is_sqlite:  # on SQLite no other writer could proceed
             with place.database.write() as other:
                 assert not other.workers.remove_silent("slow", 60)
     with place.database.write() as store:

@@ -1,4 +1,4 @@
-"""Housekeeping holds no write lock while it looks for what to delete, and looks by index."""
+"""Housekeeping finds what to delete by index and without holding the write lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose database commits without answering, or whose fit was ended meanwhile."""
+"""A worker whose database commits without a response, or whose fit has ended meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.worker.queue_worker import QueueWorker
 
 
 def worked_once(place: Place) -> None:
-    """Let a worker of this process claim and run a fit."""
+    """Let a worker in this process claim and run a fit."""
     worker = QueueWorker(place.settings, [CPU], "cpu", WorkerPace(), threading.Event())
     worker._housekeeping.beat()
     worker.work_once()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_backends
 
 
 def lose(place: Place, fit: Fit) -> None:
-    """Start a fit on a worker that is gone, and let another notice."""
+    """Start a fit on a worker that is gone, and let another worker notice."""
     with place.database.write() as store:
         assert store.fits.start(fit.id, worker="alive", device="cpu") is not None
     housekeeping(place, "alive", silence=60).beat()
@@ -29,7 +29,7 @@ def to_wait(place: Place, workspace: str | None = None) -> float:
 
 
 def claimed(place: Place) -> Claim:
-    """What a worker gets that looks for fits."""
+    """Return the fit that a worker gets when it looks for one."""
     with place.database.write() as store:
         store.workers.beat("claimer", queues=[CPU], device="cpu")
     return claim(place.database, [CPU], worker="claimer", device="cpu")

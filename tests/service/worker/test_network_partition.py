@@ -1,4 +1,4 @@
-"""Workers whose line to a store is cut or down: nothing is lost, and nothing is done twice."""
+"""Workers cut off from a store, or whose store is down: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def cut_off(place: Place) -> Iterator[tuple[Crew, Line]]:
-    """A worker, and its line to the database."""
+    """Return a worker and its connection to the database."""
     url = make_url(place.settings.database)
     crew = Crew(place)
     with line(url.port or 0) as its_line:
@@ -43,7 +43,7 @@ def cut_off(place: Place) -> Iterator[tuple[Crew, Line]]:
 
 
 def names_of_connections(place: Place) -> set[str]:
-    """How those who are connected to the database call themselves."""
+    """Return the application names of the connections to the database."""
     query = "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = :name"
     with place.database.read() as store:
         return set(store.session.scalars(text(query), {"name": place.database.url.database}))
@@ -53,7 +53,7 @@ def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> 
     crew, its_line = cut_off
     fit = place.start_fit(place.dataset(), SOME_SECONDS)
     crew.running(fit)
-    # all connect in our way, or one would wait for minutes on a line that is cut
+    # otherwise a worker would wait for minutes on a cut connection
     assert names_of_connections(place) == {"calibrd"}
     lost = place.fit(fit.id).worker
     its_line.cut()

@@ -1,4 +1,4 @@
-"""Fits that do not come back: they end in time, and their worker takes the next one."""
+"""Fits that do not return: they end in time, and their worker takes the next one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.storage.records import Fit, FitStatus
 LIMIT = 3.0
 # the limit, the second in which a fit may heed it, and what a busy machine takes
 SOON = 25.0
-# in one call of numpy: minutes, and hundreds of megabytes
+# a single numpy call that takes minutes and hundreds of megabytes
 COMPUTES = """
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def worker(place: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker whose vector scaling takes minutes."""
+    """Return a worker whose vector scaling takes minutes."""
     with (tmp_path / "worker.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", COMPUTES + WORK],
@@ -74,7 +74,7 @@ def worker(place: Place, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def check_goes_on(place: Place, process: subprocess.Popen[bytes], stuck: Fit) -> None:
-    """The next fit succeeds in the same process, which holds nothing of the one before."""
+    """Check that the next fit succeeds in the same process, which holds nothing of the last one."""
     then = place.wait(place.start_fit(place.dataset(), QUICK), seconds=120)
     assert then.status is FitStatus.SUCCEEDED
     assert process.poll() is None
@@ -117,7 +117,7 @@ def test_a_store_that_never_answers_does_not_keep_a_worker(
     key = dataset_key(place.workspace, dataset.id, dataset.sha256 or "")
     file = Path(unquote(urlsplit(place.settings.blobs).path)) / key
     file.unlink()
-    os.mkfifo(file)  # as a file on a server that hangs: opening it does not return
+    os.mkfifo(file)  # like a file on a hanging server: opening it does not return
     fit = place.start_fit(dataset, QUICK)
     done = place.wait(fit, seconds=120)
     assert (done.error or {})["code"] == "time_limit"

@@ -1,4 +1,4 @@
-"""Worker processes beside the API, with small programs in the place of workers."""
+"""Worker processes started by the API, with small programs in place of workers."""
 
 from __future__ import annotations
 

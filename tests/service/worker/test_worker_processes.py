@@ -1,4 +1,4 @@
-"""Fits in real worker processes: run, cancelled, killed, handed back."""
+"""Fits in real worker processes: completed, cancelled, killed, handed back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def crew(place: Place) -> Iterator[Crew]:
-    """Two workers of both queues, for all tests of this file."""
+    """Start two workers of both queues for all tests of this file."""
     made = Crew(place)
     made.add(2)
     yield made
@@ -79,7 +79,7 @@ def test_a_failure_has_its_code_and_no_version(place: Place, crew: Crew) -> None
     assert place.versions_of(fit) == []
 
 
-def test_a_running_fit_tells_its_progress_and_is_cancelled_within_two_seconds(
+def test_a_running_fit_reports_progress_and_is_cancelled_within_two_seconds(
     place: Place, crew: Crew
 ) -> None:
     def cancelled_after() -> float:

@@ -1,4 +1,4 @@
-"""Aliases: compare-and-set, verdicts that need force, history, rollback, and what predict sees."""
+"""Aliases: compare-and-set, verdicts that need force, history, rollback, and predict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALIAS = "/v1/calibrators/c/aliases/production"
 
 
 def register(client, temperature: float, verdict: str | None = "improved") -> int:
-    """A version of the calibrator ``c`` with this temperature and verdict."""
+    """Register a version of the calibrator ``c`` with this temperature and verdict."""
     facts = {} if verdict is None else {"report": report_with(verdict)}
     body = temperature_registration(temperature, k=5, **facts)
     answer = client.post("/v1/calibrators/c/versions", json=body)
@@ -29,7 +29,7 @@ def register(client, temperature: float, verdict: str | None = "improved") -> in
 
 
 def report_with(verdict: str) -> dict:
-    """A report whose intervals amount to this verdict."""
+    """Return a report whose intervals give this verdict."""
     _, report = fit_and_judge(TemperatureScaling(), CalibrationSet(*sample(1000)))
     found = report.to_dict() | {"verdict": verdict}
     worse = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
