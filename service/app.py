@@ -61,7 +61,6 @@ from service.storage.notifications import CHANGES, FITS_DONE, NotificationListen
 from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
 from service.web.pages import page_routers
-from service.worker.startup import prepare_database
 from service.worker.supervisor import WorkerSupervisor
 
 MIN_PAUSE = 0.05  # between refreshes, so that a burst of alias moves causes only one
@@ -86,7 +85,7 @@ ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the ASGI app of the service; its lifespan starts and stops the parts."""
+    """Return the ASGI app of the service on a prepared database; its lifespan starts the parts."""
     parts = build_parts(settings)
     app = FastAPI(
         title="calibrd",
@@ -185,7 +184,6 @@ def build_parts(settings: Settings) -> Parts:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: Parts = app.state.parts
-    await asyncio.to_thread(prepare_database, parts.database)
     await asyncio.to_thread(remove_left_behind, parts.spool.folder)
     await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import Connection
@@ -19,10 +19,12 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import NoSpace, Unavailable
-from service.storage.deadlines import Deadlines
 from service.storage.repository import as_json
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
+
+if TYPE_CHECKING:
+    from service.storage.deadlines import Deadlines
 
 # raised while the database is down, or is a read-only replica because of a failover
 DATABASE_DOWN = (OperationalError, InternalError, InterfaceError, TimeoutError)
@@ -123,6 +125,8 @@ class Database:
         event.listen(self.engine, "checkin", self._returned)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
+            from service.storage.deadlines import Deadlines  # loads psycopg
+
             probe_engine = _postgresql(self.url, limits, poolclass=NullPool)
             self._deadlines = Deadlines(self.engine, probe_engine, seconds)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-import psycopg
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -53,6 +52,7 @@ class NotificationListener:
         self._callbacks = callbacks
         self._poll_seconds = poll_seconds
         self._is_sqlite = engine.dialect.name == "sqlite"
+        self._driver_error = engine.dialect.loaded_dbapi.Error
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=0.0)
         self._ended = threading.Event()
         self._waker, self._woken = socket.socketpair()
@@ -79,15 +79,14 @@ class NotificationListener:
                     self._poll()
                 else:
                     self._listen()
-            except (SQLAlchemyError, psycopg.Error, sqlite3.Error, OSError) as error:
+            except (SQLAlchemyError, self._driver_error, OSError) as error:
                 if self._backoff.is_first:
                     logger.warning("notifications_unavailable error=%s", type(error).__name__)
                 self._ended.wait(self._backoff.pause())
 
     def _listen(self) -> None:
         with self._engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, psycopg.Connection)  # noqa: S101
+            driver: Any = connection.connection.driver_connection
             for channel in self._callbacks:
                 connection.exec_driver_sql(f"LISTEN {channel}")
             self._backoff.reset()

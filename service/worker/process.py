@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -90,6 +91,8 @@ def _checked(device: str) -> str:
 
 def _best_device() -> str:
     try:
+        if metadata.version("torch").endswith("+cpu"):
+            return "cpu"  # importing torch takes a second and 150 MB
         import torch
     except ModuleNotFoundError:
         return "cpu"

@@ -28,7 +28,7 @@ from service.storage.notifications import FITS, NotificationListener
 from service.storage.records import Fit
 from service.worker.housekeeping import Housekeeping, WorkerPace
 from service.worker.identity import new_worker_id
-from service.worker.startup import prepare_database, warm_up
+from service.worker.startup import warm_up
 from service.worker.supervisor import FITTING
 
 Result = TypeVar("Result")
@@ -83,7 +83,6 @@ class QueueWorker:
 
     def start(self) -> None:
         """Start claiming fits."""
-        retry(lambda: prepare_database(self._database), self._pace.retry)
         retry(self._housekeeping.start, self._pace.retry)
         warm_up(self._device)
         self._thread.start()

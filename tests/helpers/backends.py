@@ -29,9 +29,15 @@ class Embedded:
     def settings(self, folder: Path, *, empty: bool = False) -> dict[str, Any]:
         """Return the settings of a service with its own folder, with tables unless ``empty``."""
         if not empty:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / DATABASE_FILE).write_bytes(_prepared_file())
+            add_database(folder)
         return {"data_dir": folder}
+
+
+def add_database(folder: Path) -> None:
+    """Copy a prepared SQLite database to a data directory, unless it has one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / DATABASE_FILE).exists():
+        (folder / DATABASE_FILE).write_bytes(_prepared_file())
 
 
 @functools.cache

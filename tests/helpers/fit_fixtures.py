@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import make_url
 
-from helpers.backends import environment
+from helpers.backends import add_database, environment
 from helpers.raw_blobs import keys
 from service.access.permissions import Principal, Scope
 from service.fits.execution import FitAttempt, Stop, attempt_of
@@ -28,7 +28,6 @@ from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus
 from service.storage.repository import new_id
 from service.storage.write_turns import WriteTurns
-from service.worker.startup import prepare_database
 
 FINAL = tuple(status for status in FitStatus if status.is_final)
 
@@ -62,10 +61,11 @@ class Place:
     """A data directory with a workspace and a calibrator."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
+        if not settings.get("database_url"):
+            add_database(data_dir)
         self.settings = Settings(data_dir=data_dir, log_format="console", **settings)
         self.database = Database(self.settings.database)
         self.blobs = Blobs(self.settings.blobs)
-        prepare_database(self.database)
         self._seeds = itertools.count()
         with self.database.write() as store:
             workspace = store.keys.workspace_named("default")

@@ -24,6 +24,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from helpers.backends import add_database
 from service.app import create_app
 from service.http.server.protocol import HttpProtocol
 from service.settings import Settings
@@ -158,6 +159,8 @@ class Local(httpx.Client):
 @contextlib.contextmanager
 def in_process(data_dir: Path, **settings: object) -> Iterator[Local]:
     """Run the app in this process without workers, so that fits stay queued."""
+    if not settings.get("database_url"):
+        add_database(data_dir)
     app = create_app(Settings(data_dir=data_dir, workers=0, **settings))
     server = uvicorn.Server(
         uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,6 @@ from calibrd.errors import CalibrdError
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "calibrators/error_codes.py"
-SOURCES = {
-    path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
-    for package in ("calibrators", "calibrd", "service")
-    for path in (ROOT / package).rglob("*.py")
-    if path != TABLE
-}
 # usage errors of the command line, whose hints are given where they are raised
 LEFT_OUT = ("CommandError", "NotWritten")
 STATUSES = {
@@ -40,6 +35,16 @@ STATUSES = {
     "Unavailable": 503,
     "NoSpace": 507,
 }
+
+
+@functools.cache
+def sources() -> dict[Path, ast.Module]:
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for package in ("calibrators", "calibrd", "service")
+        for path in (ROOT / package).rglob("*.py")
+        if path != TABLE
+    }
 
 
 def parameter_places(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -65,12 +70,13 @@ def _fields(node: ast.ClassDef) -> list[str]:
     return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign)]  # type: ignore[union-attr]
 
 
+@functools.cache
 def places() -> dict[str, int]:
     """Return the position of the argument ``code``, by the name of the function or class."""
-    found = {name: at for tree in SOURCES.values() for name, at in parameter_places(tree)}
+    found = {name: at for tree in sources().values() for name, at in parameter_places(tree)}
     parents = {
         node.name: [getattr(base, "id", getattr(base, "attr", "")) for base in node.bases]
-        for tree in SOURCES.values()
+        for tree in sources().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.name not in found and not _fields(node)
     }
@@ -80,21 +86,20 @@ def places() -> dict[str, int]:
     return {name: at for name, at in found.items() if name not in LEFT_OUT}
 
 
-PLACES = places()
-
-
 def raised_in(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
     """Return the literal codes in a source file: the name called, the code, and the line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            place = PLACES.get(name, len(node.args))
+            place = places().get(name, len(node.args))
             code = node.args[place] if place < len(node.args) else None
             if isinstance(code, ast.Constant) and isinstance(code.value, str):
                 yield name, code.value, node.lineno
 
 
-RAISED = [(path, *found) for path, tree in SOURCES.items() for found in raised_in(tree)]
+@functools.cache
+def raised() -> list[tuple[Path, str, str, int]]:
+    return [(path, *found) for path, tree in sources().items() for found in raised_in(tree)]
 
 
 def texts_in(tree: ast.AST) -> Iterator[str]:
@@ -107,19 +112,19 @@ def texts_in(tree: ast.AST) -> Iterator[str]:
 
 
 def test_calls_that_raise_are_found() -> None:
-    assert {"DataError": 0, "reject_rows": 1, "Problem": 0, "Stale": 0}.items() <= PLACES.items()
+    assert {"DataError": 0, "reject_rows": 1, "Problem": 0, "Stale": 0}.items() <= places().items()
     tree = ast.parse('raise errors.Invalid("made_up", "...")\nreject_rows(rows, "odd", "...")')
     assert list(raised_in(tree)) == [("Invalid", "made_up", 1), ("reject_rows", "odd", 2)]
     assert set(texts_in(ast.parse('f("a") if code == "b" else ["c"]'))) == {"a", "c"}
-    assert len(RAISED) > 400
+    assert len(raised()) > 400
 
 
 def test_every_code_that_is_raised_is_in_the_table() -> None:
-    assert [one for one in RAISED if one[2] not in ERROR_CODES] == []
+    assert [one for one in raised() if one[2] not in ERROR_CODES] == []
 
 
 def test_every_code_of_the_table_is_raised() -> None:
-    used = {text for tree in SOURCES.values() for text in texts_in(tree)}
+    used = {text for tree in sources().values() for text in texts_in(tree)}
     assert [code for code in ERROR_CODES if code not in used] == []
 
 
@@ -130,7 +135,7 @@ def test_errors_of_the_service_are_of_the_kind_of_their_status() -> None:
         if isinstance(one, type) and one.__module__ == service.errors.__name__
     ]
     assert {one.__name__ for one in kinds} == {*STATUSES, "ServiceError"}
-    for path, kind, code, line in RAISED:
+    for path, kind, code, line in raised():
         if path.parts[0] == "service" and (kind in STATUSES or kind == "ServiceError"):
             status = ERROR_CODES[code].status
             assert status == STATUSES.get(kind, status), f"{path}:{line}: {code}"

@@ -156,9 +156,9 @@ SOME = np.array(["web", "app", "shop"])[np.arange(ROWS) % 3]
 
 
 def changed(places: list[int], name: str) -> np.ndarray:
-    made = SOME.astype("<U210")
+    made = SOME.astype(f"<U{max(4, len(name))}")
     made[places] = name
-    return made.astype(f"<U{max(4, len(name))}")
+    return made
 
 
 BROKEN = {

@@ -19,6 +19,7 @@ from sqlalchemy import JSON, column, insert, inspect, select, table, text, updat
 
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
+from service.cli.open_store import prepared
 from service.errors import Invalid
 from service.settings import Settings
 from service.storage.blobs import Blobs
@@ -99,6 +100,7 @@ def test_a_version_from_before_is_still_served(backend: Backend, tmp_path: Path)
     settings = backend.settings(tmp_path, empty=True)
     content = archive.dump(TemperatureMap(k=3, temperature=2.0))
     make_first_database(Settings(**settings), content)
+    prepared(Settings(**settings)).close()
     with in_process(**settings) as client:
         assert client.get("/v1/calibrators/digits@1/predict?logits=3,1,0").status_code == 200
         assert client.get("/v1/calibrators/digits/versions/1/map").content == content
@@ -199,6 +201,7 @@ def test_a_database_of_a_commit_between_releases_is_repaired(
         SESSION,
     )
     database.close()
+    prepared(Settings(**settings)).close()
     with in_process(**settings) as client:
         (run,) = client.get("/v1/runs").json()["items"]
         assert run["name"] == "job"
