@@ -45,7 +45,8 @@ def run(sizes: Iterable[tuple[int, int]], quick: bool) -> Iterable[Topic]:
         found["SQLite and a folder"] = _measure(Embedded(), Path(folder), samples, quick)
     with (
         tempfile.TemporaryDirectory() as folder,
-        postgres("max_wal_size=1GB") as database,
+        # autovacuum would count among the transactions of an idle worker
+        postgres("max_wal_size=1GB", "autovacuum=off") as database,
         s3() as blobs,
         variables(blobs.environment),
     ):
