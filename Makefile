@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-recipes study-verdicts study-coverage screenshots figures clean
+.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-epochs study-posthoc-images study-recipes study-verdicts study-coverage screenshots figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,12 @@ study-adafocal: .venv/run  ## generate the table in docs/studies/adafocal.md (15
 
 study-losses: .venv/base  ## generate the tables in docs/studies/losses.md (69 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
+
+study-epochs: .venv/base  ## generate the tables in docs/studies/epochs.md (18 training runs; FASHION=path of Fashion-MNIST)
+	$(BIN)/python studies/epochs.py $(if $(FASHION),--data $(FASHION))
+
+study-posthoc-images: .venv/base  ## the tables of docs/studies/posthoc.md on features and corrupted images (2 training runs; FASHION=path of Fashion-MNIST)
+	$(BIN)/python studies/posthoc_images.py $(if $(FASHION),--data $(FASHION))
 
 study-recipes: .venv/base  ## generate the tables in docs/studies/recipes.md (84 training runs; TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)
 	@test -n "$(TEXT)$(IMAGES)" || { echo "set the paths of the data: make study-recipes TEXT=file IMAGES=file"; exit 2; }

@@ -46,6 +46,13 @@ def split(folder: Path, name: str, number: int) -> tuple[CalibrationSet, Calibra
     return data.take(order[:half]), data.take(order[half:])
 
 
+def fifth(folder: Path, name: str, number: int) -> tuple[CalibrationSet, CalibrationSet]:
+    """Return a fifth of a set for fitting and the rest for testing, shifted or not."""
+    data = _load(folder / f"{name}.npz")
+    order = np.random.RandomState(number).permutation(data.n)
+    return data.take(order[: data.n // 5]), data.take(order[data.n // 5 :])
+
+
 def splits(folder: Path, name: str) -> Iterator[tuple[CalibrationSet, CalibrationSet]]:
     """Return all (fit, test) pairs of a set."""
     return (split(folder, name, number) for number in split_numbers(folder, name))

@@ -10,26 +10,24 @@ over. The tables and the chart of docs/studies/posthoc.md are written into --out
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from kept import put_between, run_all
-from logit_sets import is_shifted, set_names, split_numbers
+import posthoc_smart_paper
+from logit_sets import set_names, split_numbers
 from posthoc_few_rows import CHART, few_rows_chart, few_rows_table
-from posthoc_fitting import Plan, run
+from posthoc_fitting import Plan
+from posthoc_plans import Recipe, Study
 from posthoc_report import (
     auto_table,
     by_set_table,
     class_change_table,
     main_table,
-    paper_table,
     recipes_table,
     variants_table,
 )
 
-from calibrators.charts import to_svg
 from calibrators.numerics.objectives import ObjectiveName
 from calibrators.registry import all_methods
 
@@ -77,8 +75,8 @@ PARTS = (
     "objectives",
     "few-rows",
     "class-change",
+    *posthoc_smart_paper.PARTS,
 )
-Recipe = tuple[str, dict[str, Any]]
 
 
 def main_recipes() -> list[Recipe]:
@@ -97,16 +95,6 @@ def objectives() -> list[Recipe]:
     """Return temperature scaling and PTS with the objectives of the paper and Eq. 6."""
     names = [one for one in OBJECTIVES if one != "mae"]
     return [(name, {"objective": one}) for name in ("temperature", "pts") for one in names]
-
-
-def planned(
-    folder: Path, names: Sequence[str], recipes: Sequence[Recipe], splits: int | None = None
-) -> Iterator[Plan]:
-    """Yield each recipe on each split of each set, or on the first ``splits``."""
-    for name in names:
-        for number in split_numbers(folder, name)[:splits]:
-            for method, params in recipes:
-                yield Plan(name, number, method, tuple(params.items()))
 
 
 def planned_with_few_rows(folder: Path, names: Sequence[str]) -> Iterator[Plan]:
@@ -138,47 +126,40 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the study and write its tables and chart."""
+    """Run the study and write its tables and charts."""
     options = arguments()
-    names = set_names(options.folder)
-    same = [name for name in names if not is_shifted(name)]
-    page = options.out / "posthoc.md"
-
-    def fitted(plans: Iterator[Plan]) -> list[dict[str, Any]]:
-        return run_all(list(plans), run, options.folder, options.kept, options.processes)
-
-    def show(name: str, text: str) -> None:
-        sys.stdout.write(text)
-        put_between(page, name, text)
-
+    study = Study(options.folder, options.kept, options.out, options.processes)
+    names, same = study.names, study.same
     if options.only in (None, "main"):
         recipes = [one for one in main_recipes() if one[0] in (options.methods or all_methods())]
-        found = fitted(planned(options.folder, names, recipes))
-        show("every method", main_table(found))
-        show("by set", by_set_table(found))
-        show("auto", auto_table(found))
-        show("table 1", paper_table(found))
+        found = study.fitted(study.planned(names, recipes))
+        study.show("every method", main_table(found))
+        study.show("by set", by_set_table(found))
+        study.show("auto", auto_table(found))
     if options.only in (None, "variants"):
-        found = fitted(planned(options.folder, same, smart_variants()))
-        show("table 3", variants_table(found, "objective"))
-        show("table 4", variants_table(found, "indicator"))
+        found = study.fitted(study.planned(same, smart_variants()))
+        study.show("table 3", variants_table(found, "objective"))
+        study.show("table 4", variants_table(found, "indicator"))
     if options.only in (None, "as-published"):
-        found = fitted(planned(options.folder, same, AS_PUBLISHED))
-        show("as published", recipes_table(found))
+        found = study.fitted(study.planned(same, AS_PUBLISHED))
+        study.show("as published", recipes_table(found))
     if options.only in (None, "comparators"):
-        found = fitted(planned(options.folder, same, COMPARATORS))
-        show("comparators", main_table(found))
+        found = study.fitted(study.planned(same, COMPARATORS))
+        study.show("comparators", main_table(found))
     if options.only in (None, "objectives"):
-        plans = planned(options.folder, same, objectives(), SPLITS_WITH_OBJECTIVES)
-        found = fitted(plans)
-        show("objectives", recipes_table(found))
+        plans = study.planned(same, objectives(), SPLITS_WITH_OBJECTIVES)
+        found = study.fitted(plans)
+        study.show("objectives", recipes_table(found))
     if options.only in (None, "few-rows"):
-        found = fitted(planned_with_few_rows(options.folder, same))
-        show("few rows", few_rows_table(found))
-        (options.out / CHART).write_text(to_svg(few_rows_chart(found)))
+        found = study.fitted(planned_with_few_rows(options.folder, same))
+        study.show("few rows", few_rows_table(found))
+        study.draw(CHART, few_rows_chart(found))
     if options.only in (None, "class-change"):
-        found = fitted(planned(options.folder, same, [("auto", {}), WITH_CLASS_CHANGE]))
-        show("class change", class_change_table(found))
+        found = study.fitted(study.planned(same, [("auto", {}), WITH_CLASS_CHANGE]))
+        study.show("class change", class_change_table(found))
+    for name, part in posthoc_smart_paper.PARTS.items():
+        if options.only in (None, name):
+            part(study)
 
 
 if __name__ == "__main__":

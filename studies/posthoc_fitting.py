@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from logit_sets import split
+from logit_sets import fifth, split
 
 from calibrators import CalibrationMap, CalibrationSet, CalibrationWarning
 from calibrators.methods.temperature import TemperatureScaling
@@ -56,11 +56,21 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
     fit, test = split(folder, plan.data, plan.split)
     if plan.rows:
         fit = fit.take(np.arange(min(plan.rows, fit.n)))
+    return run_on(plan, fit, test)
+
+
+def run_on_a_fifth(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Fit as planned on a fifth of the set itself, even if it is shifted; test on the rest."""
+    return run_on(plan, *fifth(folder, plan.data, plan.split))
+
+
+def run_on(plan: Plan, fit: CalibrationSet, test: CalibrationSet) -> dict[str, Any]:
+    """Fit a plan's recipe on some rows and measure on others."""
     recipe = make_recipe(plan.method, dict(plan.params))
     start = time.perf_counter()
-    fitted = _quietly(recipe.fit, fit)
+    fitted = quietly(recipe.fit, fit)
     seconds = time.perf_counter() - start
-    scaled = _quietly(TemperatureScaling().fit, fit)
+    scaled = quietly(TemperatureScaling().fit, fit)
     return {
         **measured(fitted, test),
         "change": against(fitted, scaled, test),
@@ -83,6 +93,7 @@ def measured(fitted: CalibrationMap, test: CalibrationSet) -> dict[str, float]:
         "classwise_ece": 100 * classwise_ece(p, test.labels),
         "nll": float(rows.nll.mean()),
         "brier": float(rows.brier.mean()),
+        "accuracy": 100 * float((p.argmax(axis=1) == test.labels).mean()),
         "accuracy_change": 100 * (float((p.argmax(axis=1) == test.labels).mean()) - own),
     }
 
@@ -102,7 +113,8 @@ def parameters(fitted: CalibrationMap) -> int:
     return sum(np.size(one) for one in values if isinstance(one, np.ndarray | float | int))
 
 
-def _quietly(function: Any, *arguments: Any) -> Any:
+def quietly(function: Any, *arguments: Any) -> Any:
+    """Call a function without its warnings about the fit, which the tables show anyway."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
         return function(*arguments)

@@ -161,17 +161,24 @@ def auto_table(found: Sequence[Found]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def paper_table(found: Sequence[Found]) -> str:
-    """Return ECE-15, mean ± standard error, and fit seconds for Table 1 of the SMART paper."""
+def figure_by_set(found: Sequence[Found], name: str) -> list[str]:
+    """Return a figure's mean ± standard error over splits: a row per set, a column per method."""
     methods = grouped(found, called)
-    lines = [f"| set | {' | '.join(IN_THE_PAPER)} |", "|---|" + "---:|" * len(IN_THE_PAPER)]
+    lines = [f"| set | {' | '.join(methods)} |", "|---|" + "---:|" * len(methods)]
     for data in grouped(found, lambda plan: str(plan["data"])):
         cells = []
-        for name in IN_THE_PAPER:
-            values = [one["ece"] for one in methods[name] if one["plan"]["data"] == data]
+        for ones in methods.values():
+            values = [figure(one, name) for one in ones if one["plan"]["data"] == data]
             error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
             cells.append(f"{np.mean(values):.2f}" + (f" ± {error:.2f}" if error else ""))
         lines.append(f"| {data} | {' | '.join(cells)} |")
+    return lines
+
+
+def paper_table(found: Sequence[Found]) -> str:
+    """Return ECE-15, mean ± standard error, and fit seconds for Table 1 of the SMART paper."""
+    chosen = [one for name in IN_THE_PAPER for one in found if one["plan"]["method"] == name]
+    methods, lines = grouped(chosen, called), figure_by_set(chosen, "ece")
     for title, name in (("mean fit seconds", "seconds"), ("parameters, largest", "parameters")):
         cells = [
             f"{np.mean([one[name] for one in methods[method]]):.3g}"
