@@ -24,11 +24,11 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Point an alias of a calibrator at a version, given by its number or another alias.
 
-        A version judged ``worse`` or ``insufficient_data``, or not judged, needs ``force`` and a
-        ``reason``; so does one that measurably loses accuracy compared with the model itself or
-        with the version that the alias points at. With ``expected``, the last known revision (0 if
-        the alias does not exist yet), the move is refused with ``alias_has_moved`` if the alias has
-        moved since.
+        A version judged ``worse``, ``insufficient_data`` or ``at_chance``, or not judged, needs
+        ``force`` and a ``reason``; so does one that measurably loses accuracy compared with the
+        model itself or with the version that the alias points at. With ``expected``, the last known
+        revision (0 if the alias does not exist yet), the move is refused with ``alias_has_moved``
+        if the alias has moved since.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:

@@ -53,8 +53,9 @@ def get_alias(
     dependencies=needs(Scope.PROMOTE),
     responses=openapi.errors(
         {
-            409: "The version was judged worse, could not be judged, takes different input from "
-            "the version that the alias points at, or measurably loses accuracy: needs_force",
+            409: "The version was judged worse or at chance, could not be judged, takes different "
+            "input from the version that the alias points at, or measurably loses accuracy: "
+            "needs_force",
             412: "The alias has moved in the meantime: alias_has_moved",
         }
     ),
@@ -69,9 +70,10 @@ def move_alias(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> AliasOut:
-    """Point an alias at a version; one that is `worse` or `insufficient_data` needs `force`.
+    """Point an alias at a version.
 
-    So does a version that measurably loses accuracy, against the model itself or against the
+    A version judged `worse`, `insufficient_data` or `at_chance` needs `force`. So does a version
+    that measurably loses accuracy, against the model itself or against the
     version that the alias points at, on rows that both were judged on. `force` needs a `reason`.
     For a `trade_off` the response has a `warning`.
     """
