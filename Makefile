@@ -111,6 +111,7 @@ study-recipes: .venv/base  ## generate the tables in docs/studies/recipes.md (84
 
 study-verdicts: .venv/run  ## generate the tables in docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/chance.py
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/interval_coverage.py
 
 screenshots: .venv/base browser  ## take the README screenshots in a real browser against a real service

@@ -32,6 +32,7 @@ from calibrators.errors import (
     DataError,
     ExportError,
     FitError,
+    LooksLikeProbabilities,
     MapError,
     ParameterError,
 )
@@ -441,6 +442,9 @@ class Calibrator(ABC):
                 "normalised_rows": data.clipped.normalised,
                 **data.zeros._asdict(),
             }
+        if note := data.probabilities_note:  # the caller was warned when the set was created
+            warning = {"code": LooksLikeProbabilities.code, "message": note}
+            info["warnings"] = [warning, *info["warnings"]]
         if fitted.has_features:
             info["features"] = fitted.feature_count
         return fitted.with_info(**info)

@@ -226,6 +226,14 @@ class CalibrationSet:
         """Largest logit of each row minus the logit of its label (n,)."""
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
+    @property
+    def probabilities_note(self) -> str | None:
+        """The warning that the logits look like probabilities; None if they do not."""
+        if self.kind != "logits":
+            return None
+        is_single = self.k == 2 and not self.logits[:, 0].any() and self.logits[:, 1].any()
+        return probabilities_note(self.logits[:, 1:] if is_single else self.logits)
+
     def with_logits(self, logits: Floats) -> CalibrationSet:
         """Return a set with the same labels and other logits (n, k), which are checked."""
         new = CalibrationSet.__new__(CalibrationSet)
@@ -379,19 +387,27 @@ def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
 
 def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
     """Warn if logits, (n, k) or (n, 1), look like probabilities."""
+    if note := probabilities_note(logits):
+        warnings.warn(note, LooksLikeProbabilities, stacklevel=stacklevel)
+
+
+def probabilities_note(logits: Floats) -> str | None:
+    """Return a warning if logits, (n, k) or (n, 1), look like probabilities, else None.
+
+    Every row must lie in [0, 1], and sum to 1 within rounding or have a single number.
+    """
+    is_single = logits.shape[1] == 1
     step = 4096
     for start in range(0, len(logits), step):
         block = logits[start : start + step]
         if block.min() < 0 or block.max() > 1:
-            return
+            return None
         sums = block.sum(axis=1, dtype=np.float64)
-        if logits.shape[1] > 1 and (np.abs(sums - 1) > SUM_TOLERANCE).any():
-            return
-    rule = "sums to 1" if logits.shape[1] > 1 else "is a single number"
-    warnings.warn(
+        if not is_single and (np.abs(sums - 1) > SUM_TOLERANCE).any():
+            return None
+    rule = "is a single number" if is_single else "sums to 1"
+    return (
         f"every row of logits lies in [0, 1] and {rule}: if these are probabilities, "
-        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array in '
-        "the file 'probabilities'",
-        LooksLikeProbabilities,
-        stacklevel=stacklevel,
+        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
+        "in the file 'probabilities'"
     )

@@ -189,7 +189,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "model_mismatch": ErrorCode(409, "The version was fitted for a different model.", "apply the map of the model in use here, or promote a version fitted for it"),
     "name_taken": ErrorCode(None, "The name of the output column is already taken.", command="--output-column NAME renames it, --drop-inputs leaves out the input columns"),
     "nan": ErrorCode(422, "The logits contain NaN.", page="Leave these rows out, or find out why the model produced them."),
-    "needs_force": ErrorCode(409, "The version was judged worse, was not judged, or takes different input from the previous one.", "client.report(ref) says why; promote(..., force=True, reason='...') promotes it anyway", command="`calibrd report NAME@NUMBER` says why; `calibrd promote NAME NUMBER --force --reason WHY` promotes it anyway"),
+    "needs_force": ErrorCode(409, "The version was judged worse, at chance or on too few rows, was not judged, loses accuracy, or takes different input from the previous one.", "client.report(ref) says why; promote(..., force=True, reason='...') promotes it anyway", command="`calibrd report NAME@NUMBER` says why; `calibrd promote NAME NUMBER --force --reason WHY` promotes it anyway"),
     "newer_backup": ErrorCode(422, "The backup has a schema that this version does not support."),
     "newer_database": ErrorCode(422, "The database has a revision that this version does not support."),
     "no_body_yet": ErrorCode(422, "An upload in parts must be opened without a body."),

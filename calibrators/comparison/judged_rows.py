@@ -198,6 +198,21 @@ def fingerprint(data: CalibrationSet) -> str:
     return fingerprint_of((data.n, data.k), data.kind, [data.labels], [data.row_max])
 
 
+def unordered_fingerprint(data: CalibrationSet) -> str:
+    """Return a fingerprint that is the same for the rows in any order, as float32 or float64.
+
+    >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
+    >>> unordered_fingerprint(data) == unordered_fingerprint(data.take(np.array([1, 0])))
+    True
+    """
+    with np.errstate(over="ignore"):  # a logit beyond float32 becomes infinite
+        row_max = data.row_max.astype("<f4")
+        of_label = data.logits[np.arange(data.n), data.labels].astype("<f4")
+    order = np.lexsort((of_label, row_max, data.labels))
+    columns = [row_max[order], of_label[order]]
+    return fingerprint_of((data.n, data.k), data.kind, [data.labels[order]], columns)
+
+
 def fingerprint_of(
     shape: tuple[int, int], kind: Kind, labels: Iterable[Floats], row_max: Iterable[Floats]
 ) -> str:

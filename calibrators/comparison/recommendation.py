@@ -11,9 +11,8 @@ from calibrators.comparison.judged_rows import JudgedRows
 from calibrators.errors import DataError
 from calibrators.registry import all_maps
 from calibrators.report.report import Report
-from calibrators.report.verdict import RANKING, Verdict
+from calibrators.report.verdict import NEEDS_FORCE, RANKING
 
-REFUSED = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA)
 LOSSES = {"accuracy": "loses accuracy", RANKING: "loses ranking"}
 
 
@@ -36,10 +35,10 @@ class Recommendation(NamedTuple):
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     """Return the admissible fit with the lowest NLL, or a simpler one that ties with it.
 
-    Fits that were judged worse, were judged on too few rows, or lose accuracy or ranking are left
-    out. Two fits tie if the 95 % interval of the difference between their NLLs, on the rows common
-    to both, contains 0. In that case, the method with the lower ``complexity`` is recommended. Fits
-    whose judged rows are unknown never tie.
+    Fits that were judged worse, at chance or on too few rows, or that lose accuracy or ranking, are
+    left out. Two fits tie if the 95 % interval of the difference between their NLLs, on the rows
+    common to both, contains 0. In that case, the method with the lower ``complexity`` is
+    recommended. Fits whose judged rows are unknown never tie.
     """
     left_out = {
         place: why for place, one in enumerate(candidates) if (why := _objection(one.report))
@@ -59,7 +58,7 @@ def _objection(report: Report) -> str:
     """Return why a fit is left out; empty if it is not left out."""
     if report.verdict is None:
         return "has no verdict"
-    if report.verdict in REFUSED:
+    if report.verdict in NEEDS_FORCE:
         return f"was judged {report.verdict.value.replace('_', ' ')}"
     return " and ".join(phrase for name, phrase in LOSSES.items() if name in report.lost)
 

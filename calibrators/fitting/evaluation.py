@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import CalibrationMap, Calibrator
-from calibrators.comparison.judged_rows import JudgedRows
+from calibrators.comparison.judged_rows import JudgedRows, unordered_fingerprint
 from calibrators.data import CalibrationSet
 from calibrators.errors import (
     CalibrationWarning,
@@ -20,6 +20,7 @@ from calibrators.errors import (
     UnknownSegments,
 )
 from calibrators.fitting.context import FitContext, ProgressCallback
+from calibrators.metrics.chance import spaced_rows
 from calibrators.numerics.parallel import Floats
 from calibrators.numerics.softmax import margins, softmax
 from calibrators.report.band import band_of
@@ -291,9 +292,13 @@ class _Job:
         fitted_on: CalibrationSet,
         folds: int = 1,
     ) -> Judged:
-        """Return the map with its report on the rows ``index`` of ``data``, and the judged rows."""
+        """Return the map with its report on the rows ``index`` of ``data``, and those rows."""
+        fitted = fitted.with_info(fitted_on=unordered_fingerprint(fitted_on))
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
+        if rows.n < data.n and report.is_at_chance:  # the model itself has seen none of the rows
+            more = data.take(spaced_rows(data.labels))
+            report = report.tested_again(softmax(more.logits), more.labels)
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
         return Judged(fitted, report, judged_rows)
 

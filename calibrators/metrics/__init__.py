@@ -12,6 +12,7 @@ from calibrators.metrics._sorted import *
 from calibrators.metrics.agreement import *
 from calibrators.metrics.bins import *
 from calibrators.metrics.calibration import *
+from calibrators.metrics.chance import *
 from calibrators.metrics.classwise import *
 from calibrators.metrics.estimates import *
 from calibrators.metrics.intervals import *

@@ -33,7 +33,7 @@ p {{ margin: .25rem 0; max-width: 46rem; }}
 .muted, caption, th, small {{ color: var(--muted); }}
 .badge {{ display: inline-block; padding: .1rem .7rem; margin-right: .6rem; border-radius: 1rem;
   border: 1px solid currentColor; font-weight: 600; white-space: nowrap; }}
-.improved {{ color: var(--good); }} .worse {{ color: var(--bad); }}
+.improved {{ color: var(--good); }} .worse, .at_chance {{ color: var(--bad); }}
 .trade_off {{ color: var(--mixed); }}
 .no_measurable_change, .insufficient_data {{ color: var(--muted); }}
 .scroll {{ overflow-x: auto; }}
@@ -114,7 +114,8 @@ def header(report: Report) -> str:
     if fallback := fallback_sentence(report.fit):
         lines += f"<p><strong>{escape(fallback)}</strong></p>"
     if report.verdict is None:
-        return lines
+        warning = f"Warning: {report.chance_warning}." if report.is_at_chance else ""
+        return f"{lines}<p><strong>{escape(warning)}</strong></p>" if warning else lines
     name = report.verdict.value
     badge = f'<span class="badge {name}">{escape(name.replace("_", " "))}</span>'
     return f"{lines}<p>{badge}{escape(report.verdict_sentence)}</p>"

@@ -14,14 +14,17 @@ from numpy.typing import ArrayLike
 from calibrators import charts
 from calibrators.errors import DataError, ExportError, ParameterError
 from calibrators.metrics import (
+    ChanceTest,
     Compared,
     Interval,
     calibration_intervals,
+    chance_test,
     compared_intervals,
     fold_factor,
     scored,
 )
 from calibrators.metrics.catalogue import Metric, all_metrics
+from calibrators.metrics.chance import chance_test_of
 from calibrators.report import html_page, notebook, text
 from calibrators.report.band import BandCell
 from calibrators.report.by_class import ClassRow, by_class
@@ -60,7 +63,8 @@ class Report(Measurement):
     The inherited fields describe the probabilities that were evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
     intervals of after minus before, and ``verdict`` is the conclusion; if there is no ``before``,
-    the others are empty or None as well.
+    the others are empty or None as well. ``chance`` tests whether the labels depend on the
+    probabilities at all, on the side where this is clearer; it is None if all labels are equal.
 
     ``by_margin`` splits the rows into thirds of the logit margin. ``by_class`` holds the worst
     calibrated classes (at most 50, worst first), and ``by_segment`` the segments with the most rows
@@ -80,6 +84,7 @@ class Report(Measurement):
     before: Measurement | None = None
     change: dict[str, Interval] = field(default_factory=dict)
     verdict: Verdict | None = None
+    chance: ChanceTest | None = None
     by_margin: tuple[MarginThird, ...] = ()
     by_class: tuple[ClassRow, ...] = ()
     segments: int = 0
@@ -137,6 +142,29 @@ class Report(Measurement):
         there is no verdict.
         """
         return text.verdict_sentence(self)
+
+    @property
+    def chance_warning(self) -> str:
+        """Return a warning if the labels are not predicted better than by chance, else empty."""
+        return text.chance_warning(self)
+
+    @property
+    def is_at_chance(self) -> bool:
+        """Whether the labels are not predicted measurably better than by chance."""
+        return self.chance is not None and not self.chance.is_above_chance
+
+    def tested_again(self, probabilities: ArrayLike, labels: ArrayLike) -> Report:
+        """Return the report with a second test against chance if it is at chance so far.
+
+        The probabilities must be the model's own if the rows include some that the map was fitted
+        on.
+        """
+        if self.chance is None or self.chance.is_above_chance:
+            return self
+        chance = _clearer(self.chance, chance_test(probabilities, labels))
+        judged = self.verdict is not None
+        verdict = decide(self.n, self.change, chance) if judged else None
+        return replace(self, chance=chance, verdict=verdict)
 
     def with_fit(self, **fit: Any) -> Report:
         """Return the report with more facts about the fit; NaN and infinity become None."""
@@ -253,6 +281,13 @@ def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
     }
 
 
+def _clearer(failed: ChanceTest, other: ChanceTest | None) -> ChanceTest:
+    """Return the other test if it is above chance or has more rows, else the failed one."""
+    if other is None or not (other.is_above_chance or other.rows > failed.rows):
+        return failed
+    return other
+
+
 def evaluate(
     probabilities: ArrayLike,
     labels: ArrayLike,
@@ -305,8 +340,11 @@ def evaluate(
     else:
         found = compared_intervals(old.rows, new.rows, **options)
     change, verdict = widened(found.change, folds), None
+    chance = chance_test_of(new.data)
+    if old is not None and chance is not None and not chance.is_above_chance:
+        chance = _clearer(chance, chance_test_of(old.data))
     if change and draws >= MIN_DRAWS:
-        verdict = decide(shape[0], change)
+        verdict = decide(shape[0], change, chance)
     tops = new.rows.top, None if old is None else old.rows.top
     return Report(
         **vars(measure(new, found.after, options)),
@@ -317,6 +355,7 @@ def evaluate(
         before=None if old is None else measure(old, found.before, options),
         change=change,
         verdict=verdict,
+        chance=chance,
         by_margin=by_margin(margins, *tops, options),
         by_class=by_class(new.classes, None if old is None else old.classes),
         segments=0 if named is None else len(named.names),

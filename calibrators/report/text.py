@@ -94,6 +94,11 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "calibration is not better, the verdict is worse only if the five intervals, taken "
         "together, show a loss (at the level of 99 % instead of 95 % each). A verdict needs at "
         f"least {MIN_ROWS} rows.",
+        "chance": "Labels are at chance if their ranking is not better than that of 99 % of all "
+        "permutations of the labels: the AUROC of each class against the rest, averaged with "
+        "weights n_c (n - n_c), with the exact mean and variance over all permutations. Both sides "
+        "must fail, and so must the uncalibrated probabilities of the whole dataset. Accuracy does "
+        "not decide: for rare classes it may equal the share of the largest class.",
     }
 
 
@@ -124,6 +129,8 @@ def summary(report: Report) -> str:
         lines.append(f"worst of {candidates}: {worst.name} ({figures})")
     if report.verdict is not None:
         lines.append(f"verdict: {report.verdict} ({verdict_sentence(report)})")
+    elif report.chance_warning:
+        lines.append(f"warning: {report.chance_warning}")
     lines += [f"warning: {one}" for one in _warnings(report)]
     return "\n".join(lines)
 
@@ -156,10 +163,25 @@ def verdict_sentence(report: Report) -> str:
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
             return "calibration may be worse, but not significantly with five intervals tested"
+        case Verdict.AT_CHANCE if report.chance is not None:
+            return chance_warning(report)
         case None:
             return ""
         case other:
             return other.meaning
+
+
+def chance_warning(report: Report) -> str:
+    """Return what shows that the labels are not predicted better than by chance, else empty."""
+    test = report.chance
+    if test is None or test.is_above_chance:
+        return ""
+    return (
+        f"{Verdict.AT_CHANCE.meaning} (over {test.rows:,} rows, the mean AUROC of each class "
+        f"against the rest is {test.auroc:.3f}, and 1 % of shuffled labels exceed "
+        f"{test.limit:.3f}; {100 * test.accuracy:.1f} % are correct, "
+        f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels)"
+    )
 
 
 def _warnings(report: Report) -> list[str]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Self
 
 from calibrators.errors import ParameterError
-from calibrators.metrics import Interval, deviations
+from calibrators.metrics import ChanceTest, Interval, deviations
 
 MIN_ROWS = 100
 CALIBRATION = "debiased_squared_error"
@@ -68,6 +68,14 @@ class Verdict(_Explained):
         "insufficient_data",
         f"fewer than {MIN_ROWS} rows were judged: too few for a verdict",
     )
+    AT_CHANCE = (
+        "at_chance",
+        "the labels are not predicted measurably better than by chance, so they may not belong to "
+        "these rows",
+    )
+
+
+NEEDS_FORCE = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA, Verdict.AT_CHANCE)
 
 
 class Gate(_Explained):
@@ -85,15 +93,16 @@ class Gate(_Explained):
     )
 
 
-def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
+def decide(n: int, change: Mapping[str, Interval], chance: ChanceTest | None = None) -> Verdict:
     """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
     Calibration is judged by the debiased squared calibration error, not by the ECE, which is
-    largely noise. If calibration is better, any loss (see ``lost``) makes the verdict a trade-off,
-    and so does a ranking in doubt (see ``in_doubt``). Otherwise, the verdict is worse only if there
-    is a loss when the five intervals are taken together (Bonferroni: 99 % each for 95 % together),
-    because five intervals are far more often misleading than one. Intervals whose bounds touch 0 or
-    are NaN count as neither better nor worse, and a missing change is not judged.
+    largely noise. If it is better, any loss (see ``lost``) makes the verdict a trade-off, and so
+    does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
+    a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
+    five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
+    neither side; a missing change is not judged. If ``chance`` found nothing above chance, the
+    changes say nothing either, because a map can always be calibrated to labels of other rows.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
@@ -102,6 +111,8 @@ def decide(n: int, change: Mapping[str, Interval]) -> Verdict:
     """
     if n < MIN_ROWS:
         return Verdict.INSUFFICIENT_DATA
+    if chance is not None and not chance.is_above_chance:
+        return Verdict.AT_CHANCE
     if change[CALIBRATION].high < 0:
         doubtful = lost(change) or in_doubt(change)
         return Verdict.TRADE_OFF if doubtful else Verdict.IMPROVED

@@ -24,11 +24,11 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Point an alias of a calibrator at a version, given by its number or another alias.
 
-        ``force`` and a ``reason`` are required if the version was judged ``worse`` or
-        ``insufficient_data``, was not judged, or is measurably less accurate than the model itself
-        or the version that the alias points at. ``expected`` is the last known revision (0 if the
-        alias does not exist yet); if the alias has moved since, the call is refused with
-        ``alias_has_moved``.
+        ``force`` and a ``reason`` are required if the version was judged ``worse``,
+        ``insufficient_data`` or ``at_chance``, was not judged, or is measurably less accurate than
+        the model itself or the version that the alias points at. ``expected`` is the last known
+        revision (0 if the alias does not exist yet); if the alias has moved since, the call is
+        refused with ``alias_has_moved``.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrators import Report, evaluate
+from calibrators import CalibrationSet, Report, evaluate
+from calibrators.comparison.judged_rows import unordered_fingerprint
+from calibrators.methods.identity import IdentityMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.metrics import Interval
 from calibrators.report.verdict import MIN_ROWS, Gate
@@ -69,7 +71,7 @@ def add_to(add_command: AddCommand) -> None:
         epilog="Exit codes: 0 pass, the whole 95 % interval of the metric is within its limit; "
         "1 fail, the whole interval is beyond it; 2 insufficient data, the interval contains the "
         f"limit or there are fewer than {MIN_ROWS} rows; 3 error. With both limits, both must "
-        "pass. The map is applied locally.",
+        "pass. The map is applied locally. The rows that it was fitted on are refused.",
     )
     parser.add_argument(
         "data",
@@ -108,11 +110,14 @@ def gate(context: CommandContext) -> int:
     used = context.map(confirmed=True)
     rows.for_segments(isinstance(used.fitted, SegmentedMap))
     check_same_kind(used.fitted, data, Path(flags.data))
+    _check_unseen(used, data, flags.data)
     in_segments = None
     if isinstance(used.fitted, SegmentedMap):
         in_segments = used.fitted.known_rows(data.segments)
         note_segments(context, in_segments, data.n)
     report = evaluate(used.fitted.apply_set(data), data.labels, judged_on=flags.data)
+    if report.chance_warning:
+        context.output.note(f"warning: {report.chance_warning}")
     decisions = [Decision.of(report, metric, limit) for metric, limit in limits.items()]
     decision = strictest(decisions)
     words = paragraph(report, decisions, used, flags.data)
@@ -123,6 +128,18 @@ def gate(context: CommandContext) -> int:
     document = _document(report, decisions, used, words, code)
     context.output.answer({**document, "rows_in_segments": in_segments}, words)
     return code
+
+
+def _check_unseen(used: NamedMap, data: CalibrationSet, path: str) -> None:
+    """Refuse the rows that the map was fitted on, unless the map learns nothing from rows."""
+    fitted_on = used.fitted.fit_info.get("fitted_on")
+    if used.fitted.method != IdentityMap.method and fitted_on == unordered_fingerprint(data):
+        raise CommandError(
+            "fitted_rows",
+            f"{path} holds the rows that {used.description} was fitted on: a map looks better on "
+            "them than it is, so nothing was decided",
+            "gate on labelled rows that no fit has seen",
+        )
 
 
 def strictest(decisions: list[Decision]) -> Decision:

@@ -19,6 +19,7 @@ from service.cli.commands import (
 )
 from service.cli.doctor import doctor
 from service.cli.keys import manage_keys
+from service.cli.open_store import failures_explained
 from service.cli.output import say_error, say_note
 from service.cli.serve import serve
 from service.errors import ServiceError
@@ -37,7 +38,8 @@ def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     options = command_parser(program).parse_args(arguments)
     _warn_of_unknown_variables()
     try:
-        code: int = options.run(settings_from(vars(options)), options) or 0
+        with failures_explained():
+            code: int = options.run(settings_from(vars(options)), options) or 0
     except ValidationError as error:
         for one in error.errors(include_url=False, include_input=False):
             name = str(one["loc"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from alembic.util import CommandError
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
 from service import logs
 from service.errors import Invalid
@@ -17,6 +24,9 @@ from service.settings import Settings
 from service.storage.database import Database
 from service.storage.upgrade import open_current
 from service.worker.startup import prepare_database
+
+BUGS = (DataError, IntegrityError, ProgrammingError)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
 def prepared(settings: Settings) -> Database:
@@ -43,12 +53,38 @@ def database_explained() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
-        reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+        raise _no_database(error) from error
+
+
+@contextmanager
+def failures_explained() -> Iterator[None]:
+    """Turn failures of a command that this user can mend into errors that say what to check.
+
+    Other errors, such as a violated constraint, are bugs and keep their traceback.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if isinstance(error, BUGS):
+            raise
+        raise _no_database(error) from error
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
         raise Invalid(
-            "no_database",
-            f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "
-            "user may write to it, and that --database-url is right",
+            "cannot_write",
+            f"cannot use {error.filename or 'a file'} ({error.strerror}): allow this user to read "
+            "and write there, or free some space",
         ) from error
+
+
+def _no_database(error: Exception) -> Invalid:
+    reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    return Invalid(
+        "no_database",
+        f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "
+        "user may write to it, and --database-url",
+    )
 
 
 def check_writable(folder: Path) -> None:

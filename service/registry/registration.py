@@ -247,9 +247,12 @@ def _not_drawn(spec: dict[str, Any]) -> str:
 
 
 def _check_verdict(report: Report) -> None:
-    """Raise Invalid if the verdict, which can permit a promotion, contradicts the intervals."""
-    if report.verdict != decide(report.n, report.change):
-        raise Invalid("bad_report", "the report's verdict does not follow from its intervals")
+    """Raise Invalid unless the verdict, which can allow promotion, follows from the intervals."""
+    if report.verdict != decide(report.n, report.change, report.chance):
+        raise Invalid(
+            "bad_report",
+            "the report's verdict does not follow from its intervals and its test against chance",
+        )
 
 
 def _libraries(content: bytes) -> dict[str, str]:

@@ -98,6 +98,24 @@ def test_logits_that_look_like_probabilities_warn_and_stay_logits() -> None:
     CalibrationSet(np.array([[0.2, 0.8], [0.6, 0.5]]), [1, 0])
 
 
+@pytest.mark.parametrize("columns", [slice(None), 1])
+def test_a_fit_keeps_the_warning_that_logits_look_like_probabilities(columns: Any) -> None:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([1, 1], size=300)
+    labels = (rng.random(300) < p[:, 1]).astype(int)
+    with pytest.warns(LooksLikeProbabilities) as caught:
+        data = CalibrationSet(p[:, columns], labels)
+    fitted = TemperatureScaling().fit(data)
+    (found,) = [
+        one["message"]
+        for one in fitted.fit_info["warnings"]
+        if one["code"] == "looks_like_probabilities"
+    ]
+    assert [str(one.message) for one in caught] == [found]
+    fitted = TemperatureScaling().fit(CalibrationSet(np.log(p), labels))
+    assert fitted.fit_info["warnings"] == []
+
+
 def test_maps_warn_if_many_logits_look_like_probabilities() -> None:
     rng = np.random.default_rng(0)
     data = CalibrationSet(rng.normal(size=(200, 3)), rng.integers(0, 3, 200))

@@ -153,3 +153,59 @@ def test_a_map_that_is_not_confirmed_is_applied_but_no_verdict(
     assert len(np.load(out)) == 5000
     assert run(gate) == 3
     assert "cannot confirm which version gated@production points at now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["same file", "other order", "float64", "parquet"])
+def test_the_rows_of_the_fit_are_refused(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = drawn(600, temperature=2.0)
+    fitted, path = tmp_path / "map.calibrd", tmp_path / "rows.npz"
+    np.savez(path, **rows)
+    fit = ["fit", str(path), "--method", "temperature", "--out", str(fitted)]
+    assert run(fit) == 0
+    if how == "other order":
+        order = np.random.default_rng(0).permutation(600)
+        np.savez(path, **{name: values[order] for name, values in rows.items()})
+    elif how == "float64":
+        np.savez(path, logits=rows["logits"].astype(np.float64), labels=rows["labels"])
+    elif how == "parquet":
+        path = tmp_path / "rows.parquet"
+        import pandas
+
+        columns = {f"c{place}": rows["logits"][:, place].astype(float) for place in range(4)}
+        pandas.DataFrame({**columns, "labels": rows["labels"]}).to_parquet(path)
+    capsys.readouterr()
+    gate = ["gate", str(path), "--map", str(fitted), "--max-calibration-error", "0.9"]
+    gate += ["--columns", "c0,c1,c2,c3"] if how == "parquet" else []
+    assert run(gate) == 3
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert f"{path} holds the rows that {fitted} was fitted on" in found.err
+    assert "hint: gate on labelled rows that no fit has seen" in found.err
+    np.savez(tmp_path / "fresh.npz", **drawn(600, temperature=2.0, seed=1))
+    gate[1] = str(tmp_path / "fresh.npz")
+    gate = gate[:6]
+    assert run(gate) == 0
+
+
+def test_a_version_of_the_service_is_not_gated_on_its_own_rows(
+    service: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = drawn(600, temperature=2.0)
+    path = tmp_path / "rows.npz"
+    np.savez(path, **rows)
+    with calibrd.Client(service.url) as client:
+        version = client.fit("own-rows", rows["logits"], rows["labels"], method="temperature")
+    gate = ["gate", str(path), "--url", service.url, "--max-calibration-error", "0.9", "--json"]
+    assert run([*gate, "--map", version.reference]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "fitted_rows"
+    assert "own-rows@" in error["message"]
+
+
+def test_a_map_that_learns_nothing_may_be_gated_on_any_rows(tmp_path: Path) -> None:
+    fitted, path = tmp_path / "raw.calibrd", tmp_path / "rows.npz"
+    np.savez(path, **drawn(600, temperature=1.0))
+    assert run(["fit", str(path), "--method", "identity", "--out", str(fitted)]) == 0
+    assert run(["gate", str(path), "--map", str(fitted), "--max-calibration-error", "0.9"]) == 0

@@ -53,8 +53,9 @@ def get_alias(
     dependencies=needs(Scope.PROMOTE),
     responses=openapi.errors(
         {
-            409: "The version was judged worse, could not be judged, takes different input from "
-            "the version that the alias points at, or measurably loses accuracy: needs_force",
+            409: "The version was judged worse or at chance, could not be judged, takes different "
+            "input from the version that the alias points at, or measurably loses accuracy: "
+            "needs_force",
             412: "The alias has moved in the meantime: alias_has_moved",
         }
     ),
@@ -71,10 +72,10 @@ def move_alias(
 ) -> AliasOut:
     """Point an alias at a version.
 
-    A version with the verdict `worse` or `insufficient_data` needs `force` and a `reason`. So does
-    a version that measurably loses accuracy, compared with the uncalibrated model, or with the
-    version that the alias points at on rows that both were judged on. For a `trade_off` the
-    response has a `warning`.
+    A version with the verdict `worse`, `insufficient_data` or `at_chance` needs `force` and a
+    `reason`. So does a version that measurably loses accuracy, compared with the uncalibrated
+    model, or with the version that the alias points at on rows that both were judged on. For a
+    `trade_off` the response has a `warning`.
     """
     moved = promote(
         joined.database,

@@ -9,7 +9,7 @@ from calibrators import Report
 from calibrators.methods.segmented import Segmented
 from calibrators.metrics import Interval
 from calibrators.registry import all_maps
-from calibrators.report.verdict import Verdict
+from calibrators.report.verdict import NEEDS_FORCE, Verdict
 from service.access.permissions import Principal
 from service.errors import Conflict, Invalid, NotFound, Stale
 from service.names import check_alias, is_readable
@@ -66,9 +66,9 @@ def move(
     """Point an alias at a version.
 
     ``expected`` is the revision that the caller last read; 0 means no alias yet, None any revision.
-    A version that was judged worse, could not be judged, takes different input from the one that
-    the alias points at, or measurably loses accuracy needs ``force`` and a reason; ``change`` is
-    the change in accuracy on rows that both were judged on.
+    A version that was judged worse or at chance, could not be judged, takes different input from
+    the one that the alias points at, or measurably loses accuracy needs ``force`` and a reason;
+    ``change`` is the change in accuracy on rows that both were judged on.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
@@ -161,7 +161,7 @@ def objection(
         found.append(f"{now}, but version {before.number}, which callers of {alias!r} use, {then}")
     if version.verdict is None:
         found.append("was not judged: it has no report, or one without a verdict")
-    elif version.verdict in (Verdict.WORSE, Verdict.INSUFFICIENT_DATA):
+    elif version.verdict in NEEDS_FORCE:
         meaning = Verdict[version.verdict.upper()].meaning
         found.append(f"was judged {version.verdict} ({meaning})")
     return ", and ".join([*found, *_losses(chosen.report, change)]) or None

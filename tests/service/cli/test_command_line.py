@@ -312,3 +312,33 @@ def test_help_names_every_command_and_setting(
         assert f"--{name.replace('_', '-')} " in words
         assert str(field.description) in words
     assert max(map(len, of_serve.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "lacks_turn"),
+    [(["sweep"], False), (["keys", "create"], False), (["sweep"], True), (["doctor"], True)],
+)
+def test_a_read_only_data_directory_is_told_in_one_line(
+    words: list[str], lacks_turn: bool, tmp_path: Path
+) -> None:
+    """The database can be read as long as a service has it open, but not be written to."""
+    assert here("migrate", "--data-dir", tmp_path).returncode == 0
+    (tmp_path / "blobs").mkdir(exist_ok=True)
+    file = f"sqlite:///{tmp_path / 'calibrd.db'}"
+    with closing(Database(file)) as database, database.write() as store:
+        store.chores.set_note("sweep", "")
+        if lacks_turn:
+            (tmp_path / "calibrd.db.turn").unlink()
+        everything = [tmp_path, *tmp_path.rglob("*")]
+        for one in everything:
+            one.chmod(0o555 if one.is_dir() else 0o444)
+        try:
+            done = command(*words, "--data-dir", tmp_path)
+        finally:
+            for one in everything:
+                one.chmod(0o755 if one.is_dir() else 0o644)
+    if words == ["doctor"]:
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    line = refusal(done)
+    assert "readonly database" in line or "Permission denied" in line

@@ -39,6 +39,8 @@ def report_with(verdict: str) -> dict:
         found["change"] |= {"nll": worse}
     elif verdict == "insufficient_data":
         found["n"] = 99
+    elif verdict == "at_chance":
+        found["chance"]["auroc"] = 0.5
     return found
 
 
@@ -67,7 +69,7 @@ def test_compare_and_set(local):
     assert move(local, 1, {"If-Match": "rubbish"}).status_code == 412
 
 
-@pytest.mark.parametrize("verdict", ["worse", "insufficient_data", None])
+@pytest.mark.parametrize("verdict", ["worse", "insufficient_data", "at_chance", None])
 def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
     register(local, 1.5, verdict)
     refused = move(local, 1)
