@@ -153,7 +153,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "input_mismatch": ErrorCode(None, "The alias has moved to a version that takes different input.", "send what that version takes and load the alias again, or roll it back: client.rollback(name)"),
     "internal_error": ErrorCode(500, "An unexpected error; the service's log has the details.", "the operator can find it in the service's log by the request id", page="Tell the operator of the service; its log has the details."),
     "invalid_content_length": ErrorCode(400, "Content-Length is not a non-negative integer."),
-    "invalid_key": ErrorCode(401, "The key is unknown to the service.", "check that it is a key of this service; client.create_key or python -m service keys create creates one", command="check that it is a key of this service; `calibrd keys create` on its machine creates one"),
+    "invalid_key": ErrorCode(401, "The key is unknown to the service.", "check that it is a key of this service, or create one with client.create_key or python -m service keys create", command="check that it is a key of this service, or create one with `calibrd keys create` on its machine"),
     "invalid_request": ErrorCode(422, "A field breaks a rule; `details['errors']` says which."),
     "is_a_folder": ErrorCode(422, "The path is a folder."),
     "json_only": ErrorCode(406, "This response is available as JSON only."),
