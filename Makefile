@@ -33,20 +33,20 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser: the tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## all tests except fault injection, in four processes; the dashboard in Chromium (pictures in out/pictures)
+test: .venv/base browser  ## run all tests except fault injection in four processes, with the dashboard in Chromium (screenshots in out/pictures)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 
-test-unit: .venv/base  ## the fast tests, which need no service
+test-unit: .venv/base  ## run the fast tests, which need no service
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "unit and not slow"
 
-test-hostile: .venv/base  ## hostile bodies to every route, floods, slow readers: measure how they affect other callers (about 8 minutes)
+test-hostile: .venv/base  ## send hostile bodies to every route, flood the service, read slowly: measure how this affects other callers (about 8 minutes)
 	CALIBRD_TEST_HOSTILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/service/hostile
 
 test-faults: .venv/base  ## kill workers, APIs and databases, fill disks, race promotions: measure what survives and how fast it recovers (about 20 minutes)
 	CALIBRD_TEST_FAULTS=yes $(BIN)/python -m pytest tests/faults
 
-check: .venv/base  ## format, lint, types, import contracts, spelling, and the documentation: tables current, links alive
+check: .venv/base  ## check format, lint, types, import contracts, spelling, and the tables and links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -62,13 +62,13 @@ format: .venv/base  ## format the sources
 docs: .venv/base  ## build the documentation site in site/, which the service shows at /help
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: .venv/base  ## show the documentation on http://127.0.0.1:8001 while you write it
+docs-serve: .venv/base  ## serve the documentation on http://127.0.0.1:8001 while you edit it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
-docs-tables: .venv/base  ## write the tables of README.md and docs/ from the code
+docs-tables: .venv/base  ## generate the tables in README.md and docs/ from the code
 	$(BIN)/python docs/tables.py
 
-demo: .venv/run  ## fit the bundled sample with every method; print the table, write out/demo.html
+demo: .venv/run  ## fit every method to the bundled sample, print a table and write out/demo.html
 	$(BIN)/python -m calibrd demo --out out/demo.html
 
 wheel: .venv/run  ## build the wheels calibrd (SDK, command line, maths) and calibrd_server (service) in dist
@@ -78,18 +78,18 @@ wheel: .venv/run  ## build the wheels calibrd (SDK, command line, maths) and cal
 fuzz: .venv/base  ## send 5,000 generated requests to the running service and fail on any 5xx
 	CALIBRD_TEST_CALLS=5000 $(BIN)/python -m pytest tests/service/http/test_generated_calls.py
 
-bench: .venv/bench  ## time and memory against scikit-learn, netcal, probmetrics, torchmetrics, relplot and LitServe
+bench: .venv/bench  ## compare time and memory with scikit-learn, netcal, probmetrics, torchmetrics, relplot and LitServe
 	$(BIN)/python -m benchmarks
 
-study-posthoc: .venv/run  ## the tables of docs/studies/posthoc.md, every method (LOGITS=folder with the study sets)
+study-posthoc: .venv/run  ## generate the tables in docs/studies/posthoc.md (LOGITS=folder with the study sets)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-posthoc LOGITS=folder"; exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/python studies/posthoc.py $(LOGITS)
 
-study-smart: .venv/run  ## the table of docs/studies/smart.md, SMART against the fit it replaced (LOGITS=folder)
+study-smart: .venv/run  ## generate the table in docs/studies/smart.md, SMART and the fit it replaced (LOGITS=folder)
 	@test -n "$(LOGITS)" || { echo "say where the sets are: make study-smart LOGITS=folder"; exit 2; }
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/smart_change.py $(LOGITS)
 
-study-coverage: .venv/run  ## the table of docs/studies/auto.md: how often the credible band of additive covers 200 synthetic truths
+study-coverage: .venv/run  ## generate the table in docs/studies/auto.md: how often the credible band of additive covers 200 synthetic truths
 	OMP_NUM_THREADS=1 $(BIN)/python studies/band_coverage.py
 
 study-adafocal: .venv/run  ## generate the table in docs/studies/adafocal.md (15 training runs; FASHION=path of Fashion-MNIST)
@@ -103,7 +103,7 @@ study-recipes: .venv/base  ## generate the tables in docs/studies/recipes.md (84
 	$(if $(TEXT),$(BIN)/python studies/recipes.py text --data $(TEXT))
 	$(if $(IMAGES),$(BIN)/python studies/recipes.py images --data $(IMAGES))
 
-study-verdicts: .venv/run  ## the tables of docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
+study-verdicts: .venv/run  ## generate the tables in docs/studies/verdicts.md: how often verdicts mislead and intervals miss (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python studies/verdicts.py
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python studies/interval_coverage.py
 
