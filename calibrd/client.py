@@ -174,7 +174,7 @@ class _Cancelled(Exception):
 
 
 class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
-    """Client with the same calls as ``Client`` as coroutines, for use in a single event loop."""
+    """Asynchronous client: the calls of ``Client`` as coroutines, for use in one event loop."""
 
     _http_class = httpx.AsyncClient
 

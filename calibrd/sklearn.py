@@ -192,7 +192,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             if counts.min() < cv:
                 raise ValueError(
                     f"cv={cv} needs at least {cv} rows of every class, "
-                    f"but one class has {counts.min()}"
+                    f"but one class has only {counts.min()}"
                 )
             cv = StratifiedKFold(cv, shuffle=True, random_state=self.seed)
         with np.errstate(divide="ignore"):

@@ -163,19 +163,19 @@ class PredictCalls(ApiBase):
         names: Array | None = None
         if segments is not None:
             names = yield Work(lambda: names_of(Segments.of(as_segments(segments))))
-        seen: Array | None = None
+        vectors: Array | None = None
         if features is not None:
-            seen = yield Work(lambda: as_array(features, "features"))
+            vectors = yield Work(lambda: as_array(features, "features"))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
                 "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
             )
         name = str(Reference.of(ref))
         if array.ndim == 1:
-            is_one_row = all(one is None or len(one) == 1 for one in (names, seen))
+            is_one_row = all(one is None or len(one) == 1 for one in (names, vectors))
             if is_one_row and array.nbytes * WIDEST <= BLOCK_BYTES:
                 try:
-                    only = yield from self._predicted(name, SentRows(array, names, seen), query)
+                    only = yield from self._predicted(name, SentRows(array, names, vectors), query)
                     return only.probabilities, [only.note]
                 except Invalid as error:
                     if error.code != "ambiguous_row":
@@ -185,9 +185,9 @@ class PredictCalls(ApiBase):
             raise DataError(
                 "segments_length", f"there are {len(array)} rows but {len(names)} segments"
             )
-        if seen is not None:
-            seen = as_features(seen, rows=len(array))
-        sent = SentRows(array, names, seen)
+        if vectors is not None:
+            vectors = as_features(vectors, rows=len(array))
+        sent = SentRows(array, names, vectors)
         rows = max(1, BLOCK_BYTES // sent.row_bytes)
         starts = range(rows, len(array), rows)
         first = yield from self._block(name, sent, range(rows), query)

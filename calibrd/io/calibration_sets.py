@@ -24,11 +24,11 @@ def checked_set(
     """Return a checked set built from the arrays of any library."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
-    seen = None if features is None else as_array(features, "features")
+    vectors = None if features is None else as_array(features, "features")
     if kind == "logits":
-        return CalibrationSet(array, truth, names, seen, as_head(head))
+        return CalibrationSet(array, truth, names, vectors, as_head(head))
     if kind == "probabilities":
-        return CalibrationSet.from_probabilities(array, truth, names, seen, as_head(head))
+        return CalibrationSet.from_probabilities(array, truth, names, vectors, as_head(head))
     raise ValueError(f"kind must be 'logits' or 'probabilities', got {kind!r}")
 
 

@@ -130,13 +130,13 @@ def open_source(
                 )
             others[0] = iter(named.blocks(step))
         if with_features and FEATURES in names:
-            seen = opened.enter_context(npy_files.open_rows(path, FEATURES))
-            if seen.shape[0] != rows.shape[0]:
+            vectors = opened.enter_context(npy_files.open_rows(path, FEATURES))
+            if vectors.shape[0] != rows.shape[0]:
                 raise DataError(
                     "features_length",
-                    f"{path}: there are {rows.shape[0]} rows but {seen.shape[0]} {FEATURES}",
+                    f"{path}: there are {rows.shape[0]} rows but {vectors.shape[0]} {FEATURES}",
                 )
-            others[1] = iter(seen.blocks(step))
+            others[1] = iter(vectors.blocks(step))
         found = (
             RowBlock(values, None, names_of, features)
             for values, names_of, features in zip(rows.blocks(step), *others, strict=False)

@@ -105,11 +105,11 @@ class LocalMap:
         if type(values) is not np.ndarray:
             values = as_array(values)
         fitted = self._now.map
-        seen = None if features is None else as_array(features, "features")
+        vectors = None if features is None else as_array(features, "features")
         if segments is None:
-            return fitted.apply(values, None, seen)
+            return fitted.apply(values, None, vectors)
         named = Segments.of(as_segments(segments), most=None)
-        found = fitted.apply(values, named, seen)
+        found = fitted.apply(values, named, vectors)
         if note := fitted.unknown_note(named):
             warnings.warn(note, UnknownSegments, stacklevel=2)
         return found
@@ -119,8 +119,8 @@ class LocalMap:
         if type(values) is not np.ndarray:
             values = as_array(values)
         names = None if segments is None else as_segments(segments)
-        seen = None if features is None else as_array(features, "features")
-        return self._now.map.transform(values, names, seen)
+        vectors = None if features is None else as_array(features, "features")
+        return self._now.map.transform(values, names, vectors)
 
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the lower and upper bounds (n,) of a credible band around each row's confidence.

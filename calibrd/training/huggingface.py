@@ -44,7 +44,7 @@ class ModelInputs:
         self._head = head
         self._model: torch.nn.Module | None = None
         self._hooks: list[RemovableHandle] = []
-        self._seen: dict[str, Tensor] = {}
+        self._captured: dict[str, Tensor] = {}
 
     def watch(self, model: torch.nn.Module) -> None:
         """Capture the batches of this model, and no longer those of another."""
@@ -55,22 +55,26 @@ class ModelInputs:
         self._hooks = [model.register_forward_pre_hook(self._take_index, with_kwargs=True)]
         if self._head is not None:
             module = _module_of(model, self._head)
-            self._hooks.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
+            self._hooks.append(
+                module.register_forward_pre_hook(self._capture_embeddings, with_kwargs=True)
+            )
         self._model = model
 
     def taken(self) -> dict[str, Tensor]:
         """Return the captured inputs of the last batch and forget them."""
-        seen, self._seen = self._seen, {}
-        return seen
+        captured, self._captured = self._captured, {}
+        return captured
 
     def _take_index(
         self, _: torch.nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        self._seen = {name: one for name, one in kwargs.items() if name == "index"}
+        self._captured = {name: one for name, one in kwargs.items() if name == "index"}
         return args, {name: one for name, one in kwargs.items() if name != "index"}
 
-    def _see(self, _: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._seen["embeddings"] = _classes_second(args[0] if args else next(iter(kwargs.values())))
+    def _capture_embeddings(self, _: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._captured["embeddings"] = _classes_second(
+            args[0] if args else next(iter(kwargs.values()))
+        )
 
 
 def _module_of(model: torch.nn.Module, name: str) -> torch.nn.Module:

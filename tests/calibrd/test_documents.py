@@ -15,7 +15,7 @@ from helpers.live_service import ROOT, Running, wait_until
 
 SECONDS = 240
 # output that the documents promise
-SAID = {
+EXPECTED_OUTPUT = {
     "docs/how-to/use-the-sdk.md": ("no_such_alias 404",),
     "docs/reference/command-line.md": (),
     "docs/how-to/apply-to-files.md": (),
@@ -61,7 +61,7 @@ NOT_RUN = {
 BY_HAND = ("import ray\n", "make serve ", "make wheel ")
 
 
-@pytest.mark.parametrize("document", SAID)
+@pytest.mark.parametrize("document", EXPECTED_OUTPUT)
 def test_no_block_is_left_out_by_a_slip_in_its_tag(document: str) -> None:
     blocks = blocks_of(document)
     strange = [
@@ -77,7 +77,7 @@ def test_no_block_is_left_out_by_a_slip_in_its_tag(document: str) -> None:
 def test_no_document_is_left_out() -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         name = str(path.relative_to(ROOT))
-        if name not in SAID:
+        if name not in EXPECTED_OUTPUT:
             assert not {block.language for block in blocks_of(name)} & {*RUN}
 
 
@@ -87,7 +87,7 @@ def as_statement(block: Block, document: str) -> str:
     return f"exec(compile({code!r}, {document!r}, 'exec'))"
 
 
-@pytest.mark.parametrize("document", SAID)
+@pytest.mark.parametrize("document", EXPECTED_OUTPUT)
 def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -> None:
     """All blocks run in order in one folder: Python in one interpreter, bash with its path."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -118,5 +118,5 @@ def test_blocks_run_as_pasted(document: str, service: Running, tmp_path: Path) -
         )
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
-    for words in SAID[document]:
+    for words in EXPECTED_OUTPUT[document]:
         assert words in printed

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 import pytest
-from helpers.faulty_http_proxy import Asked, faulty_line
+from helpers.faulty_http_proxy import ReceivedRequest, faulty_line
 from helpers.live_service import in_process, sample
 from helpers.refusals import refused
 from helpers.route_table import NOT_IN_SDK
@@ -134,7 +134,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         return Observed(routes, {route_of(one, routes) for one in line.asked}, calls)
 
 
-def route_of(asked: Asked, routes: set[str]) -> str:
+def route_of(asked: ReceivedRequest, routes: set[str]) -> str:
     """Return the route of a request, by the path templates of the OpenAPI document."""
     # fewest parameters first, because parts/presigned also matches parts/{number}
     for route in sorted(routes, key=lambda route: route.count("{")):

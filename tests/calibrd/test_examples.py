@@ -12,7 +12,7 @@ import pytest
 from helpers.live_service import ROOT, Running
 
 ELSEWHERE = {"model_server.py": "tests/calibrd/test_model_server.py"}
-SAID = {
+EXPECTED_OUTPUT = {
     "adafocal_training.py": ["adafocal: ECE 0.", "the service has 12 steps, all verified: True"],
     "ci_gate.sh": ["is within the limit", "fashion-ci@production is version 1"],
     "first_fit.py": ["verdict: improved", "production:", "a perfectly calibrated model would show"],
@@ -44,7 +44,7 @@ def test_it_runs(script: Path, service: Running, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for words in SAID.get(script.name, []):
+    for words in EXPECTED_OUTPUT.get(script.name, []):
         assert words in done.stdout
     assert done.stdout.strip()
     for apart in re.findall(r"(?:same probabilities|as torch,) within (\S+)", done.stdout):

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say, faulty_line
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say, faulty_line
 from helpers.live_service import running, sample
 
 import calibrd
@@ -83,7 +83,7 @@ def upload_over_a_kill(client: calibrd.Client, mortal: Mortal, line: FaultyLine)
     """Kill the service when four parts have arrived and others are in flight."""
     arrived, lock = [0], threading.Lock()
 
-    def after(asked: Asked) -> Say | None:
+    def after(asked: ReceivedRequest) -> Say | None:
         with lock:
             if asked.method == "PUT":
                 arrived[0] += 1
@@ -107,7 +107,7 @@ def fit_over_a_kill(
     """Kill the service when it receives a request for the progress of the fit."""
     looks = [0]
 
-    def before(asked: Asked) -> Say | None:
+    def before(asked: ReceivedRequest) -> Say | None:
         if "/fits/" in asked.place:
             looks[0] += 1
             if looks[0] == 1:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say, first, lose
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say, first, lose
 from helpers.live_service import sample
 from helpers.refusals import refused
 
@@ -230,7 +230,7 @@ def test_threads_share_a_client(over: calibrd.Client, line: FaultyLine) -> None:
 
 
 def test_the_key_goes_to_the_service(line: FaultyLine) -> None:
-    seen: list[Asked] = []
+    seen: list[ReceivedRequest] = []
     line.before = lambda asked: seen.append(asked) or Say(401, {}, b"{}")
     with (
         calibrd.Client(line.url, api_key=" cal_x_y\n") as client,

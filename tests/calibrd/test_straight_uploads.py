@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.backends import Fleet
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say, faulty_line, lose
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say, faulty_line, lose
 from helpers.live_service import Local, in_process, sample
 
 import calibrd
@@ -41,7 +41,7 @@ def token(local: Local) -> str:
         return anyone.create_key("uploads", ["admin"]).token
 
 
-def is_signed(asked: Asked) -> bool:
+def is_signed(asked: ReceivedRequest) -> bool:
     """Return whether the SDK sent the request; the service signs its own in a header."""
     return asked.method == "PUT" and "X-Amz-Signature" in asked.path
 
@@ -73,7 +73,7 @@ def test_parts_go_straight_to_the_store_and_the_key_does_not(
 def test_parts_go_through_the_service_if_the_store_takes_none(
     local: Local, token: str, store: FaultyLine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    def refuse(asked: Asked) -> Say | None:
+    def refuse(asked: ReceivedRequest) -> Say | None:
         return lose() if is_signed(asked) else None
 
     store.before = refuse

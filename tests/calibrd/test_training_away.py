@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Lost, Say, faulty_line, first, lose
+from helpers.faulty_http_proxy import (
+    FaultyLine,
+    Lost,
+    ReceivedRequest,
+    Say,
+    faulty_line,
+    first,
+    lose,
+)
 from helpers.live_service import Running, by_the_clock, wait_until
 from helpers.training_passes import has_line, line_of, nobody, passes, stepped, unsent
 
@@ -128,7 +136,7 @@ def test_silent_in_the_middle_and_back_again(
     """Requests during the second step get no response."""
     watch, is_silent = Watch(), threading.Event()
 
-    def before(asked: Asked) -> Say | None:
+    def before(asked: ReceivedRequest) -> Say | None:
         if is_silent.is_set():
             time.sleep(2.5)
             raise Lost
@@ -156,7 +164,7 @@ def test_lost_responses_are_requested_again(
 ) -> None:
     counts = {"left": 6}
 
-    def after(asked: Asked) -> Say | None:
+    def after(asked: ReceivedRequest) -> Say | None:
         counts["left"] -= 1
         if counts["left"] >= 0 and counts["left"] % 2:
             return lose()

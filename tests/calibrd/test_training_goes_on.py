@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say
 from helpers.live_service import by_the_clock, wait_until
 from helpers.training_passes import away, has_line, in_outbox, line_of, passes, stepped, unsent
 
@@ -49,7 +49,7 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
 ) -> None:
     """The job is closed in the same process before everything has been sent."""
 
-    def slow(asked: Asked) -> Say | None:
+    def slow(asked: ReceivedRequest) -> Say | None:
         time.sleep(0.4 if asked.place.endswith("/stats") else 0)
         return None
 
@@ -241,7 +241,7 @@ def test_what_follows_steps_that_the_service_has_lost_is_a_new_session(
     run, batches = f"restored-{kind.kind}", passes(6)
     told = {"session": "any", "status": "decided", "ranks": [0], "late": False, "state": None}
 
-    def losing(asked: Asked) -> Say | None:
+    def losing(asked: ReceivedRequest) -> Say | None:
         number = asked.place.split("/")[-2]
         if number not in ("3", "4"):
             return None

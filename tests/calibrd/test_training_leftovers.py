@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say, faulty_line, lose
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say, faulty_line, lose
 from helpers.live_service import ROOT, Running, wait_until
 from helpers.training_passes import (
     away,
@@ -180,7 +180,7 @@ def test_what_follows_a_lost_step_is_decided(
     run, given = f"lost-{lost}-{kind.kind}", passes(4)
     sent = 0 if lost == "pass" else 2
 
-    def rule(asked: Asked) -> Say | None:
+    def rule(asked: ReceivedRequest) -> Say | None:
         number = asked.place.split("/")[-2]
         return lose() if number.isdigit() and int(number) > sent else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.faulty_http_proxy import Asked, FaultyLine, Say, first, lose
+from helpers.faulty_http_proxy import FaultyLine, ReceivedRequest, Say, first, lose
 from helpers.live_service import Running, by_the_clock, sample
 
 import calibrd
@@ -85,7 +85,7 @@ def test_big_data_go_in_parts_and_several_at_once(
 ) -> None:
     now, most, lock = [0], [0], threading.Lock()
 
-    def slow(asked: Asked) -> Say | None:
+    def slow(asked: ReceivedRequest) -> Say | None:
         if asked.method == "PUT":
             with lock:
                 now[0] += 1
@@ -134,7 +134,7 @@ def test_an_upload_that_broke_off_goes_on_later(
 ) -> None:
     arrived = threading.Semaphore(3)
 
-    def dies(asked: Asked) -> Say | None:
+    def dies(asked: ReceivedRequest) -> Say | None:
         if asked.method == "PUT" and not arrived.acquire(blocking=False):
             lose()
         return None

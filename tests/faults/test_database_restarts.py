@@ -10,7 +10,7 @@ import httpx
 import pytest
 from helpers.backends import Fleet, fleet
 from helpers.live_service import every
-from helpers.load_clients import ALIAS, CALIBRATOR, Load, Told
+from helpers.load_clients import ALIAS, CALIBRATOR, Acknowledged, Load
 from helpers.sites import Site
 
 from service.storage.blob_keys import dataset_key
@@ -62,7 +62,7 @@ def test_a_database_that_crashes_loses_nothing_acknowledged(
     )
 
 
-def check_kept(site: Site, client: httpx.Client, told: Told) -> None:
+def check_kept(site: Site, client: httpx.Client, told: Acknowledged) -> None:
     """Check that everything acknowledged with a 2xx response is present and unchanged."""
     moves = {one["revision"]: one["to_version"] for one in every(client, f"{ALIAS}/history")}
     assert sorted(moves) == list(range(1, len(moves) + 1))
@@ -78,7 +78,7 @@ def check_kept(site: Site, client: httpx.Client, told: Told) -> None:
             pass
 
 
-def check_fits(client: httpx.Client, told: Told) -> None:
+def check_fits(client: httpx.Client, told: Acknowledged) -> None:
     """Check that the queue drains and that every request created one fit with one version."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:

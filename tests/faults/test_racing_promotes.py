@@ -25,7 +25,7 @@ PER_NEW_ALIAS = 4
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """A response: the revision it contains, when it arrived, and what was requested."""
 
     began: float
@@ -44,7 +44,7 @@ class Race:
         self._replicas = replicas
         self._numbers = iter(range(operations))
         self._lock = threading.Lock()
-        self.seen: list[Seen] = []
+        self.seen: list[Observation] = []
         self.created: dict[str, list[int]] = {}
 
     def racer(self, number: int) -> None:
@@ -70,7 +70,7 @@ class Race:
         with self._lock:
             self.created.setdefault(alias, []).append(said.status_code)
 
-    def _move(self, client: httpx.Client, dice: random.Random, read: Seen) -> None:
+    def _move(self, client: httpx.Client, dice: random.Random, read: Observation) -> None:
         headers = {"If-Match": f'"{read.revision}"'}
         if dice.random() < 0.3:
             url = f"{ALIAS}/rollback"
@@ -79,11 +79,11 @@ class Race:
         body = move_to(dice.choice([n for n in range(1, VERSIONS + 1) if n != read.version]))
         self._ask("move", read.revision, lambda: client.put(ALIAS, json=body, headers=headers))
 
-    def _ask(self, kind: str, expected: int, call: Callable[[], httpx.Response]) -> Seen:
+    def _ask(self, kind: str, expected: int, call: Callable[[], httpx.Response]) -> Observation:
         began = time.monotonic()
         said = call()
         told = said.json() if said.status_code == 200 else {}
-        seen = Seen(
+        seen = Observation(
             began,
             time.monotonic(),
             kind,
@@ -129,7 +129,7 @@ def test_promotes_that_race_are_linearizable(own_site: Site, note: Callable[...,
     )
 
 
-def check_history(seen: list[Seen], history: list[dict]) -> int:
+def check_history(seen: list[Observation], history: list[dict]) -> int:
     """Check that every success has one entry, with the expected revision and the right target."""
     assert [one["revision"] for one in history] == list(range(1, len(history) + 1))
     for before, after in itertools.pairwise(history):
@@ -162,7 +162,7 @@ def stacks(history: list[dict]) -> list[list[int]]:
     return found
 
 
-def check_times(seen: list[Seen]) -> None:
+def check_times(seen: list[Observation]) -> None:
     """Check that an operation that starts after a revision was read does not an older one."""
     told = [one for one in seen if one.status == 200]
     ended = sorted(told, key=lambda one: one.ended)

@@ -18,7 +18,7 @@ OF_ONE_HOP = ("connection", "keep-alive", "transfer-encoding", "date", "server")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A request as it was received."""
 
     method: str
@@ -45,7 +45,7 @@ class Say:
     content: bytes = b""
 
 
-Rule = Callable[[Asked], Say | None]
+Rule = Callable[[ReceivedRequest], Say | None]
 
 
 class FaultyLine(ThreadingHTTPServer):
@@ -58,7 +58,7 @@ class FaultyLine(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(target).netloc
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.connections = 0
         self.prefix = ""  # a prefix of paths that the service does not know about
         self.before: Rule = lambda asked: None
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        asked = Asked(
+        asked = ReceivedRequest(
             self.command,
             self.path,
             {name.lower(): value for name, value in self.headers.items()},
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._say(said)
 
-    def _passed_on(self, asked: Asked, content: bytes) -> Say:
+    def _passed_on(self, asked: ReceivedRequest, content: bytes) -> Say:
         upstream = http.client.HTTPConnection(self.server.target, timeout=60)
         try:
             headers = {k: v for k, v in asked.headers.items() if k not in ("host", "connection")}
@@ -144,7 +144,7 @@ def first(count: int, fault: Callable[[], Say | None], method: str = "", ending:
     """Apply a rule to the first requests only, optionally limited to a method and a path."""
     left = threading.Semaphore(count)
 
-    def rule(asked: Asked) -> Say | None:
+    def rule(asked: ReceivedRequest) -> Say | None:
         is_meant = asked.method.startswith(method) and asked.place.endswith(ending)
         return fault() if is_meant and left.acquire(blocking=False) else None
 

@@ -21,7 +21,7 @@ PAUSE = 0.05
 
 
 @dataclass
-class Told:
+class Acknowledged:
     """Everything that the service has acknowledged and must therefore have stored."""
 
     moves: dict[int, int] = field(default_factory=dict)  # version by revision
@@ -37,7 +37,7 @@ class Load:
     """Runs one thread for each kind of call until the end of the block."""
 
     def __init__(self, replicas: list[Running]) -> None:
-        self.told = Told()
+        self.told = Acknowledged()
         self.errors: list[Exception] = []
         self._ended = threading.Event()
         self._clients = [replica.client() for replica in replicas]

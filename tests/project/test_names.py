@@ -50,7 +50,7 @@ TERMS = {
 }
 ENDINGS = re.compile(r"(ings?|ers?|eds?|es|s|ions?)$")
 # names that used to be ambiguous; each now has at most one meaning
-ONCE = ("Asked", "Segments", "Observed", "Rows", "Entry")
+ONCE = ("ReceivedRequest", "Segments", "Observed", "Rows", "Entry")
 
 
 def names_in(folder: Path) -> list[str]:

@@ -359,7 +359,7 @@ class Sender:
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, CalibrdError):
-            _log.error("an unexpected error delays the sending of steps", exc_info=error)
+            _log.error("steps cannot be sent because of an unexpected error", exc_info=error)
         elif not self.last_error and self._was_reached:
             _log.warning("training continues, but steps cannot be sent now: %s", first_line(error))
         self._last_error.append(first_line(error))

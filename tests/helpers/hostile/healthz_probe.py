@@ -22,7 +22,7 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Asked:
+class ProbedServer:
     """A server that gets requests, and its latencies by the time at which they were due."""
 
     def __init__(self, port: int) -> None:
@@ -59,7 +59,7 @@ class Asked:
 
 async def main(ports: list[int]) -> None:
     """Send requests to all servers until the input ends."""
-    asked = [Asked(port) for port in ports]
+    asked = [ProbedServer(port) for port in ports]
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -18,7 +18,9 @@ from calibrators.methods.vector import VectorScaling
 from calibrators.report import html_page
 from calibrd.models import Version, read
 
-SAID = "vector fell back to temperature scaling: every prediction on the fit set is correct"
+EXPECTED_OUTPUT = (
+    "vector fell back to temperature scaling: every prediction on the fit set is correct"
+)
 
 
 def hopeless() -> Judged:
@@ -36,9 +38,9 @@ def judged() -> Judged:
 
 def test_the_map_and_the_report_show_it(judged: Judged) -> None:
     assert judged.map.fit_info["fallback"]["method"] == "vector"
-    assert SAID in judged.report.summary()
-    assert SAID in html_page.render(judged.report)
-    assert SAID in judged.report._repr_html_()
+    assert EXPECTED_OUTPUT in judged.report.summary()
+    assert EXPECTED_OUTPUT in html_page.render(judged.report)
+    assert EXPECTED_OUTPUT in judged.report._repr_html_()
 
 
 def test_pages_and_the_sdk_show_it(judged: Judged, tmp_path: Path) -> None:
@@ -49,13 +51,13 @@ def test_pages_and_the_sdk_show_it(judged: Judged, tmp_path: Path) -> None:
         assert made.json()["verdict_sentence"] == judged.report.verdict_sentence
         version = client.get("/calibrators/c/versions/1", headers=HTML)
         words = " ".join(check_page(version).words.split())
-        assert f"V{SAID[1:]}" in words
+        assert f"V{EXPECTED_OUTPUT[1:]}" in words
         listed = client.get("/calibrators/c", headers=HTML).text
         assert "fell back to temperature" in row_of(listed, "1")
-        assert SAID[1:] in listed
+        assert EXPECTED_OUTPUT[1:] in listed
     found = read(Version, made.json())
-    assert SAID in found.summary()
-    assert SAID in found._repr_html_()
+    assert EXPECTED_OUTPUT in found.summary()
+    assert EXPECTED_OUTPUT in found._repr_html_()
 
 
 def test_the_verdict_is_explained_where_it_is_shown(tmp_path: Path) -> None:
