@@ -100,22 +100,6 @@ def post(body: bytes, path: str = "three@production/predict", **headers: str) ->
     return call("POST", path, content=body, headers=named)
 
 
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.asarray(array))
-    return file.getvalue()
-
-
-def npz(**arrays: Any) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
 def read_npy(answer: httpx.Response) -> np.ndarray:
     assert answer.status_code == 200, answer.text
     return np.load(io.BytesIO(answer.content), allow_pickle=False)
-
-
-def code_of(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 
 from calibrators.adafocal import AdaFocalState, BinStatistics, Settings
+from helpers.http_calls import good
 
 SETTINGS = Settings(bins=5, rate=2.0)
 
@@ -91,14 +92,3 @@ def trained(client: httpx.Client, name: str, steps: int, **asked: Any) -> AdaFoc
         answer = good(post(client, name, session, state.step, statistics, state=state))
         assert answer["status"] == "decided"
     return state
-
-
-def good(answer: httpx.Response) -> Any:
-    """Return the JSON of a response, which must be a success."""
-    assert answer.is_success, answer.text
-    return answer.json()
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Return the status and the code of a refusal."""
-    return answer.status_code, answer.json()["code"]

@@ -18,10 +18,11 @@ from service.access.permissions import Scope
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests marked with both_backends on both storage backends."""
-    is_marked = metafunc.definition.get_closest_marker("both_backends") is not None
-    if is_marked and "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", ["embedded", "fleet"], indirect=True, scope="session")
+    """Run tests marked with both_backends on both storage backends, or on one if marked so."""
+    marked = {one.name for one in metafunc.definition.iter_markers()}
+    if "both_backends" in marked and "backend" in metafunc.fixturenames:
+        backends = ["embedded"] if "one_backend" in marked else ["embedded", "fleet"]
+        metafunc.parametrize("backend", backends, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

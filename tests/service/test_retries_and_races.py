@@ -38,14 +38,14 @@ def test_equal_uploads_at_once_are_one_dataset(local):
     assert len(stored.keys(local.app.state.parts.blobs)) == 1
 
 
-def test_commits_at_once_give_the_same_dataset(local):
+def test_commits_at_once_give_the_same_dataset(tenant):
     body = npz(*sample(2000))
-    made = local.post("/v1/datasets?upload=parts").json()
+    made = tenant.post("/v1/datasets?upload=parts").json()
     url = f"/v1/datasets/{made['id']}"
     half = len(body) // 2
-    local.put(f"{url}/parts/1", content=body[:half])
-    local.put(f"{url}/parts/2", content=body[half:])
-    answers = at_once(4, lambda _: local.post(f"{url}/commit"))
+    tenant.put(f"{url}/parts/1", content=body[:half])
+    tenant.put(f"{url}/parts/2", content=body[half:])
+    answers = at_once(4, lambda _: tenant.post(f"{url}/commit"))
     assert {one.status_code for one in answers} <= {200, 201}, [one.text for one in answers]
     assert {one.json()["id"] for one in answers} == {made["id"]}
 
@@ -59,41 +59,42 @@ def test_replaced_part_leaves_no_bytes_behind(local):
     assert len(stored.keys(local.app.state.parts.blobs)) == 0
 
 
-def test_one_of_many_movers_wins(local):
+def test_one_of_many_movers_wins(tenant):
     for _ in range(2):
-        local.post("/v1/calibrators/c/versions", json=temperature_registration(2.0))
+        tenant.post("/v1/calibrators/c/versions", json=temperature_registration(2.0))
     url = "/v1/calibrators/c/aliases/production"
     body = {"version": 1, "force": True, "reason": "test"}
-    first = at_once(6, lambda _: local.put(url, json=body, headers={"If-None-Match": "*"}))
+    first = at_once(6, lambda _: tenant.put(url, json=body, headers={"If-None-Match": "*"}))
     assert sorted(one.status_code for one in first) == [200] + [412] * 5
     body["version"] = 2
-    second = at_once(6, lambda _: local.put(url, json=body, headers={"If-Match": '"1"'}))
+    second = at_once(6, lambda _: tenant.put(url, json=body, headers={"If-Match": '"1"'}))
     assert sorted(one.status_code for one in second) == [200] + [412] * 5
-    assert len(local.get(f"{url}/history").json()["items"]) == 2
+    assert len(tenant.get(f"{url}/history").json()["items"]) == 2
 
 
-def test_equal_orders_at_once_with_one_key_are_one_fit(local):
+def test_equal_orders_at_once_with_one_key_are_one_fit(tenant):
     body = npz(*sample(100))
     headers = NPZ | {"Idempotency-Key": "k"}
     url = "/v1/calibrators/c/fits?method=temperature"
-    answers = at_once(6, lambda _: local.post(url, content=body, headers=headers))
+    answers = at_once(6, lambda _: tenant.post(url, content=body, headers=headers))
     assert {one.status_code for one in answers} <= {202, 409}
     assert len({one.json()["id"] for one in answers if one.status_code == 202}) == 1
-    assert len(local.get("/v1/fits").json()["items"]) == 1
+    assert len(tenant.get("/v1/fits").json()["items"]) == 1
 
 
-def test_replay_outlives_the_dataset(local):
+def test_replay_outlives_the_dataset(tenant):
     body = npz(*sample(100))
     headers = NPZ | {"Idempotency-Key": "k"}
     url = "/v1/calibrators/c/fits?method=temperature&delete_after_fit=true"
-    first = local.post(url, content=body, headers=headers).json()
-    local.delete(f"/v1/fits/{first['id']}")
-    local.delete(f"/v1/datasets/{first['dataset']}")
-    again = local.post(url, content=body, headers=headers)
+    first = tenant.post(url, content=body, headers=headers).json()
+    tenant.delete(f"/v1/fits/{first['id']}")
+    tenant.delete(f"/v1/datasets/{first['dataset']}")
+    again = tenant.post(url, content=body, headers=headers)
     assert again.json()["id"] == first["id"]
-    assert local.get("/v1/datasets").json()["items"] == []
+    assert tenant.get("/v1/datasets").json()["items"] == []
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "query",
     [
@@ -104,45 +105,50 @@ def test_replay_outlives_the_dataset(local):
         'params={"stps":1}',
     ],
 )
-def test_refused_order_keeps_nothing(local, query):
-    answer = local.post(f"/v1/calibrators/c/fits?{query}", content=npz(*sample(50)), headers=NPZ)
+def test_refused_order_keeps_nothing(tenant, query):
+    answer = tenant.post(f"/v1/calibrators/c/fits?{query}", content=npz(*sample(50)), headers=NPZ)
     assert answer.status_code == 422, answer.text
-    assert local.get("/v1/datasets").json()["items"] == []
-    assert local.get("/v1/calibrators").json()["items"] == []
+    assert tenant.get("/v1/datasets").json()["items"] == []
+    assert tenant.get("/v1/calibrators").json()["items"] == []
 
 
-def test_unknown_parameters_are_refused_by_name(local):
+@pytest.mark.one_backend
+def test_unknown_parameters_are_refused_by_name(tenant):
     url = '/v1/calibrators/c/fits?method=smart&params={"stps":1}'
-    told = local.post(url, content=npz(*sample(50)), headers=NPZ).json()
+    told = tenant.post(url, content=npz(*sample(50)), headers=NPZ).json()
     assert told["code"] == "unknown_parameter"
     assert "'stps'" in told["detail"]
     assert "did you mean 'steps'" in told["detail"]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("text", ['{"name": NaN}', '{"days": 1e999}', '{"name": "\\ud800"}', "{"])
-def test_every_json_body_is_strict(local, text):
+def test_every_json_body_is_strict(tenant, text):
     headers = {"Content-Type": "application/json"}
-    answer = local.post("/v1/keys", content=text, headers=headers)
+    answer = tenant.post("/v1/keys", content=text, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "malformed_json")
 
 
-def test_deep_parameters_are_refused_shortly(local):
-    made = local.post("/v1/datasets", content=npz(*sample(50)), headers=NPZ).json()
+@pytest.mark.one_backend
+def test_deep_parameters_are_refused_shortly(tenant):
+    made = tenant.post("/v1/datasets", content=npz(*sample(50)), headers=NPZ).json()
     deep = "[" * 900 + "]" * 900
     text = f'{{"dataset": "{made["id"]}", "method": "smart", "params": {{"hidden": {deep}}}}}'
     headers = {"Content-Type": "application/json"}
-    answer = local.post("/v1/calibrators/c/fits", content=text, headers=headers)
+    answer = tenant.post("/v1/calibrators/c/fits", content=text, headers=headers)
     assert answer.status_code == 422
     assert len(answer.text) < 1000
 
 
-def test_json_limit_does_not_depend_on_how_the_type_is_written(local):
+@pytest.mark.one_backend
+def test_json_limit_does_not_depend_on_how_the_type_is_written(tenant):
     body = b'{"logits": [' + b" " * (17 << 20) + b"]}"
     for content_type in ("application/json", "Application/JSON; charset=utf-8"):
-        answer = local.post("/v1/datasets", content=body, headers={"Content-Type": content_type})
+        answer = tenant.post("/v1/datasets", content=body, headers={"Content-Type": content_type})
         assert answer.status_code == 413
 
 
+@pytest.mark.one_backend
 def test_proxies_need_keys(local):
     for name in ("X-Forwarded-For", "Forwarded"):
         answer = local.get("/v1/calibrators", headers={name: "for=203.0.113.9"})
@@ -166,52 +172,57 @@ def test_sending_again_repairs_damaged_bytes(local):
     assert stored.content(blobs, key) == body
 
 
-def test_commit_of_known_bytes_can_be_repeated(local):
+def test_commit_of_known_bytes_can_be_repeated(tenant):
     body = npz(*sample(20))
-    known = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
-    made = local.post("/v1/datasets?upload=parts").json()["id"]
-    local.put(f"/v1/datasets/{made}/parts/1", content=body)
+    known = tenant.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    made = tenant.post("/v1/datasets?upload=parts").json()["id"]
+    tenant.put(f"/v1/datasets/{made}/parts/1", content=body)
     for _ in range(2):
-        assert local.post(f"/v1/datasets/{made}/commit").json()["id"] == known
+        assert tenant.post(f"/v1/datasets/{made}/commit").json()["id"] == known
 
 
-def test_expired_datasets_are_gone_at_once(local):
-    made = local.post("/v1/datasets?days=0.00001", content=npz(*sample(20)), headers=NPZ).json()
+def test_expired_datasets_are_gone_at_once(tenant):
+    made = tenant.post("/v1/datasets?days=0.00001", content=npz(*sample(20)), headers=NPZ).json()
     time.sleep(1)
-    assert local.get(f"/v1/datasets/{made['id']}").status_code == 404
-    assert local.get("/v1/datasets").json()["items"] == []
+    assert tenant.get(f"/v1/datasets/{made['id']}").status_code == 404
+    assert tenant.get("/v1/datasets").json()["items"] == []
     order = {"dataset": made["id"], "method": "temperature"}
-    assert local.post("/v1/calibrators/c/fits", json=order).status_code == 404
+    assert tenant.post("/v1/calibrators/c/fits", json=order).status_code == 404
 
 
-def test_evaluation_on_the_fitted_rows_is_refused(local):
-    made = local.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
+@pytest.mark.one_backend
+def test_evaluation_on_the_fitted_rows_is_refused(tenant):
+    made = tenant.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
     order = {"dataset": made, "evaluation": made, "method": "temperature"}
-    told = local.post("/v1/calibrators/c/fits", json=order).json()
+    told = tenant.post("/v1/calibrators/c/fits", json=order).json()
     assert told["code"] == "evaluation_is_the_dataset"
 
 
-def test_two_seeds_are_refused(local):
-    made = local.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
+@pytest.mark.one_backend
+def test_two_seeds_are_refused(tenant):
+    made = tenant.post("/v1/datasets", content=npz(*sample(20)), headers=NPZ).json()["id"]
     order = {"dataset": made, "method": "smart", "seed": 7, "params": {"seed": 5}}
-    assert local.post("/v1/calibrators/c/fits", json=order).json()["code"] == "two_seeds"
+    assert tenant.post("/v1/calibrators/c/fits", json=order).json()["code"] == "two_seeds"
     order["params"]["seed"] = 7
-    assert local.post("/v1/calibrators/c/fits", json=order).status_code == 202
+    assert tenant.post("/v1/calibrators/c/fits", json=order).status_code == 202
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("query", ["day=30", "days=1&days=2", "limit=5"])
-def test_query_parameters_that_nobody_reads_are_refused(local, query):
-    answer = local.post(f"/v1/datasets?{query}", content=npz(*sample(20)), headers=NPZ)
+def test_query_parameters_that_nobody_reads_are_refused(tenant, query):
+    answer = tenant.post(f"/v1/datasets?{query}", content=npz(*sample(20)), headers=NPZ)
     assert (answer.status_code, answer.json()["code"]) == (422, "unknown_parameter")
-    assert local.get("/v1/datasets").json()["items"] == []
+    assert tenant.get("/v1/datasets").json()["items"] == []
 
 
-def test_packed_bodies_are_refused(local):
+@pytest.mark.one_backend
+def test_packed_bodies_are_refused(tenant):
     headers = NPZ | {"Content-Encoding": "gzip"}
-    answer = local.post("/v1/datasets", content=npz(*sample(20)), headers=headers)
+    answer = tenant.post("/v1/datasets", content=npz(*sample(20)), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_encoding")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("days", [0, -1, 1e9, float("nan"), float("inf")])
 def test_senseless_lifetimes_of_keys_are_refused(local, days):
     with local.app.state.parts.database.write() as store:
@@ -220,11 +231,11 @@ def test_senseless_lifetimes_of_keys_are_refused(local, days):
             keys.create(store, workspace, name="k", scopes=[Scope.ADMIN], days=days)
 
 
-def test_commits_of_known_bytes_at_once_give_the_known_dataset(local):
+def test_commits_of_known_bytes_at_once_give_the_known_dataset(tenant):
     body = npz(*sample(2000))
-    known = local.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
-    made = local.post("/v1/datasets?upload=parts").json()["id"]
-    local.put(f"/v1/datasets/{made}/parts/1", content=body)
-    answers = at_once(4, lambda _: local.post(f"/v1/datasets/{made}/commit"))
+    known = tenant.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
+    made = tenant.post("/v1/datasets?upload=parts").json()["id"]
+    tenant.put(f"/v1/datasets/{made}/parts/1", content=body)
+    answers = at_once(4, lambda _: tenant.post(f"/v1/datasets/{made}/commit"))
     assert {one.status_code for one in answers} <= {200, 201}, [one.text for one in answers]
     assert {one.json()["id"] for one in answers} == {known}

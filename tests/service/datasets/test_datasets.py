@@ -31,18 +31,19 @@ def test_upload_is_checked_hashed_and_kept_once(local):
     assert len(stored.keys(local.app.state.parts.blobs)) == 1
 
 
-def test_hash_can_be_checked_before_the_upload(local):
+def test_hash_can_be_checked_before_the_upload(tenant):
     body = npz(*sample())
     digest = hashlib.sha256(body).hexdigest()
-    assert local.head(f"/v1/datasets/sha256:{digest}").status_code == 404
-    made = local.post("/v1/datasets", content=body, headers=NPZ).json()
-    found = local.head(f"/v1/datasets/sha256:{digest}")
+    assert tenant.head(f"/v1/datasets/sha256:{digest}").status_code == 404
+    made = tenant.post("/v1/datasets", content=body, headers=NPZ).json()
+    found = tenant.head(f"/v1/datasets/sha256:{digest}")
     assert found.status_code == 200
     assert found.headers["location"] == f"/v1/datasets/{made['id']}"
-    assert local.get(f"/v1/datasets/sha256:{digest}").json()["id"] == made["id"]
+    assert tenant.get(f"/v1/datasets/sha256:{digest}").json()["id"] == made["id"]
 
 
-def test_json_safetensors_and_npz_hold_the_same(local):
+@pytest.mark.one_backend
+def test_json_safetensors_and_npz_hold_the_same(tenant):
     from safetensors.numpy import save
 
     logits, labels = sample(20)
@@ -51,36 +52,37 @@ def test_json_safetensors_and_npz_hold_the_same(local):
         "application/x-safetensors": save({"logits": logits, "labels": labels}),
     }
     for media_type, body in bodies.items():
-        answer = local.post("/v1/datasets", content=body, headers={"Content-Type": media_type})
+        answer = tenant.post("/v1/datasets", content=body, headers={"Content-Type": media_type})
         assert answer.status_code == 201, answer.text
         assert (answer.json()["rows"], answer.json()["classes"]) == (20, 5)
     document = {"logits": logits.tolist(), "labels": labels.tolist()}
-    assert local.post("/v1/datasets", json=document).json()["rows"] == 20
+    assert tenant.post("/v1/datasets", json=document).json()["rows"] == 20
 
 
-def test_segments_are_counted_and_part_of_the_bytes(local):
+def test_segments_are_counted_and_part_of_the_bytes(tenant):
     logits, labels = sample(20)
     lists = {"logits": logits.tolist(), "labels": labels.tolist()}
-    plain = local.post("/v1/datasets", json=lists).json()
-    named = local.post("/v1/datasets", json={**lists, "segments": ["web", "app"] * 10}).json()
-    other = local.post("/v1/datasets", json={**lists, "segments": ["web"] * 20}).json()
+    plain = tenant.post("/v1/datasets", json=lists).json()
+    named = tenant.post("/v1/datasets", json={**lists, "segments": ["web", "app"] * 10}).json()
+    other = tenant.post("/v1/datasets", json={**lists, "segments": ["web"] * 20}).json()
     assert (plain["segments"], named["segments"], other["segments"]) == (None, 2, 1)
     assert len({one["sha256"] for one in (plain, named, other)}) == 3
-    listed = {one["id"]: one["segments"] for one in local.get("/v1/datasets").json()["items"]}
+    listed = {one["id"]: one["segments"] for one in tenant.get("/v1/datasets").json()["items"]}
     assert listed == {one["id"]: one["segments"] for one in (plain, named, other)}
 
 
-def test_kind_is_declared_and_never_guessed(local):
+@pytest.mark.one_backend
+def test_kind_is_declared_and_never_guessed(tenant):
     logits, labels = sample(50)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
-    named = local.post("/v1/datasets", content=npz(p, labels, "probabilities"), headers=NPZ)
+    named = tenant.post("/v1/datasets", content=npz(p, labels, "probabilities"), headers=NPZ)
     assert named.json()["kind"] == "probabilities"
-    contradicted = local.post(
+    contradicted = tenant.post(
         "/v1/datasets?kind=logits", content=npz(p, labels, "probabilities"), headers=NPZ
     )
     assert contradicted.status_code == 422
-    wrong = local.post(
+    wrong = tenant.post(
         "/v1/datasets?kind=probabilities", content=npz(logits, labels, "probabilities"), headers=NPZ
     )
     assert wrong.json()["code"] == "not_a_probability"
@@ -114,14 +116,14 @@ def test_parts_in_any_order_twice_and_resumed(local):
     assert local.put(f"{url}/parts/4", content=b"late").status_code == 409
 
 
-def test_parts_that_make_known_bytes_give_the_known_dataset(local):
+def test_parts_that_make_known_bytes_give_the_known_dataset(tenant):
     body = npz(*sample())
-    known = local.post("/v1/datasets", content=body, headers=NPZ).json()
-    made = local.post("/v1/datasets?upload=parts").json()
-    local.put(f"/v1/datasets/{made['id']}/parts/1", content=body)
-    done = local.post(f"/v1/datasets/{made['id']}/commit")
+    known = tenant.post("/v1/datasets", content=body, headers=NPZ).json()
+    made = tenant.post("/v1/datasets?upload=parts").json()
+    tenant.put(f"/v1/datasets/{made['id']}/parts/1", content=body)
+    done = tenant.post(f"/v1/datasets/{made['id']}/commit")
     assert done.json()["id"] == known["id"]
-    assert local.get(f"/v1/datasets/{made['id']}").status_code == 404
+    assert tenant.get(f"/v1/datasets/{made['id']}").status_code == 404
 
 
 def test_parts_that_make_nonsense_are_refused_and_can_be_mended(local):
@@ -136,21 +138,21 @@ def test_parts_that_make_nonsense_are_refused_and_can_be_mended(local):
     assert local.post(f"{url}/commit").json()["status"] == "ready"
 
 
-def test_list_goes_page_by_page_and_ends(local):
+def test_list_goes_page_by_page_and_ends(tenant):
     made = [
-        local.post("/v1/datasets", content=npz(*sample(10, seed=seed)), headers=NPZ).json()["id"]
+        tenant.post("/v1/datasets", content=npz(*sample(10, seed=seed)), headers=NPZ).json()["id"]
         for seed in range(5)
     ]
     seen, cursor = [], None
     for _ in range(5):
         query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
-        page = local.get("/v1/datasets", params=query).json()
+        page = tenant.get("/v1/datasets", params=query).json()
         seen += [one["id"] for one in page["items"]]
         cursor = page["next"]
         if cursor is None:
             break
     assert seen == made[::-1]
-    assert local.get("/v1/datasets?cursor=nonsense").json()["code"] == "bad_cursor"
+    assert tenant.get("/v1/datasets?cursor=nonsense").json()["code"] == "bad_cursor"
 
 
 def test_deleted_datasets_are_gone_with_their_bytes(local):
@@ -162,14 +164,14 @@ def test_deleted_datasets_are_gone_with_their_bytes(local):
     assert stored.keys(local.app.state.parts.blobs) == []
 
 
-def test_dataset_of_an_unfinished_fit_cannot_be_deleted(local):
-    made = local.post("/v1/datasets", content=npz(*sample(10)), headers=NPZ).json()
+def test_dataset_of_an_unfinished_fit_cannot_be_deleted(tenant):
+    made = tenant.post("/v1/datasets", content=npz(*sample(10)), headers=NPZ).json()
     order = {"dataset": made["id"], "method": "temperature"}
-    fit = local.post("/v1/calibrators/c/fits", json=order).json()
-    refused = local.delete(f"/v1/datasets/{made['id']}")
+    fit = tenant.post("/v1/calibrators/c/fits", json=order).json()
+    refused = tenant.delete(f"/v1/datasets/{made['id']}")
     assert (refused.status_code, refused.json()["code"]) == (409, "dataset_in_use")
-    local.delete(f"/v1/fits/{fit['id']}")
-    assert local.delete(f"/v1/datasets/{made['id']}").status_code == 204
+    tenant.delete(f"/v1/fits/{fit['id']}")
+    assert tenant.delete(f"/v1/datasets/{made['id']}").status_code == 204
 
 
 def test_days_to_keep_are_noted(local, backend, tmp_path):
@@ -180,6 +182,7 @@ def test_days_to_keep_are_noted(local, backend, tmp_path):
         assert made["expires_at"] is not None
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -200,29 +203,31 @@ def test_bad_bodies_are_refused_with_a_reason(local, body, status, code):
     assert not [path for path in (folder / "uploads").rglob("*") if path.is_file()]
 
 
-def test_npy_alone_has_no_labels(local):
+@pytest.mark.one_backend
+def test_npy_alone_has_no_labels(tenant):
     file = io.BytesIO()
     np.save(file, np.zeros((2, 3)))
-    answer = local.post(
+    answer = tenant.post(
         "/v1/datasets", content=file.getvalue(), headers={"Content-Type": "application/x-npy"}
     )
     assert (answer.status_code, answer.json()["code"]) == (422, "no_labels")
 
 
-def test_unknown_content_type_is_415(local):
-    answer = local.post("/v1/datasets", content=b"a,b", headers={"Content-Type": "text/plain"})
+@pytest.mark.one_backend
+def test_unknown_content_type_is_415(tenant):
+    answer = tenant.post("/v1/datasets", content=b"a,b", headers={"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     assert "application/x-npz" in answer.json()["detail"]
 
 
-def test_equal_bytes_are_kept_as_long_as_anybody_wants(local):
+def test_equal_bytes_are_kept_as_long_as_anybody_wants(tenant):
     body = npz(*sample(10))
     url = "/v1/datasets?days=1&delete_after_fit=true"
-    first = local.post(url, content=body, headers=NPZ).json()
-    longer = local.post("/v1/datasets?days=9", content=body, headers=NPZ).json()
+    first = tenant.post(url, content=body, headers=NPZ).json()
+    longer = tenant.post("/v1/datasets?days=9", content=body, headers=NPZ).json()
     assert longer["expires_at"] > first["expires_at"]
     assert longer["delete_after_fit"] is False
-    shorter = local.post(url, content=body, headers=NPZ).json()
+    shorter = tenant.post(url, content=body, headers=NPZ).json()
     assert shorter == longer
-    assert local.post("/v1/datasets", content=body, headers=NPZ).json()["expires_at"] is None
-    assert local.post(url, content=body, headers=NPZ).json()["expires_at"] is None
+    assert tenant.post("/v1/datasets", content=body, headers=NPZ).json()["expires_at"] is None
+    assert tenant.post(url, content=body, headers=NPZ).json()["expires_at"] is None

@@ -117,6 +117,7 @@ def test_an_evaluation_dataset_and_a_held_out_share_are_used(place: Place) -> No
     assert json.loads(ending.versions[0].report)["n"] == 800
 
 
+@pytest.mark.one_backend
 def test_a_map_without_onnx_is_a_version_with_a_warning(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_dataset_that_is_gone_or_damaged(place: Place) -> None:
     assert error["message"] == "the dataset of this fit was deleted: send it again"
 
 
+@pytest.mark.one_backend
 def test_data_that_cannot_be_fitted_on(place: Place) -> None:
     few = place.dataset(logits=3 * np.eye(3, dtype=np.float32), labels=np.arange(3))
     error = error_of(ended(place, place.start_fit(few, ("temperature", {}))))
@@ -199,6 +201,7 @@ def test_the_time_limit_counts_from_the_first_start(place: Place) -> None:
     assert job.fit.started_at == first.started_at
 
 
+@pytest.mark.one_backend
 def test_internal_errors_are_logged_but_not_revealed(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     with capture_logs() as logged:
@@ -211,6 +214,7 @@ def test_internal_errors_are_logged_but_not_revealed(place: Place) -> None:
     ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")]
 )
@@ -286,6 +290,7 @@ def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
     assert place.versions_of(fit) == []
 
 
+@pytest.mark.one_backend
 def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("matrix", {}))
     job = started(place, fit)
@@ -297,6 +302,7 @@ def test_a_fit_that_needs_too_much_memory_is_refused(place: Place) -> None:
     conclude(place.database, job.fit, ending)
 
 
+@pytest.mark.one_backend
 def test_maps_that_are_too_large_together_are_refused_before_the_rest_is_fitted(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,9 @@ import pytest
 from helpers.backends import BUCKET, Fleet
 from helpers.backups import Kept, command, filled, let_in, predicted, refusal
 from helpers.commands import as_a_plain_user
+from helpers.http_calls import good
 from helpers.live_service import NPZ, ROOT, Local, in_process, npz, sample
-from helpers.training_clients import SETTINGS, good, history, open_shared, post, seen
+from helpers.training_clients import SETTINGS, history, open_shared, post, seen
 from helpers.workspace_contents import ALIAS, CALIBRATOR
 
 from calibrators.adafocal import AdaFocalState

@@ -43,6 +43,7 @@ def test_one_call_gives_a_version_with_all_its_facts(client):
     assert version["fit"] == done["id"]
 
 
+@pytest.mark.one_backend
 def test_map_is_the_one_a_local_fit_gives_and_is_cached_by_etag(client):
     fit(client, "same")
     answer = client.get("/v1/calibrators/same/versions/1/map")
@@ -55,6 +56,7 @@ def test_map_is_the_one_a_local_fit_gives_and_is_cached_by_etag(client):
     assert (again.status_code, again.content) == (304, b"")
 
 
+@pytest.mark.one_backend
 def test_onnx_agrees_with_predict(client):
     fit(client, "exported", query="method=smart")
     model = client.get("/v1/calibrators/exported/versions/1/onnx").content
@@ -78,6 +80,7 @@ def test_several_methods_in_one_job_are_several_versions(client):
     assert [one["method"] for one in listed] == ["auto", "smart", "temperature"]
 
 
+@pytest.mark.one_backend
 def test_evaluation_dataset_judges(client):
     ids = [
         client.post("/v1/datasets", content=npz(*sample(1500, seed=s)), headers=NPZ).json()["id"]
@@ -90,6 +93,7 @@ def test_evaluation_dataset_judges(client):
     assert "separate evaluation set of 1,500 rows" in report["judged_on"]
 
 
+@pytest.mark.one_backend
 def test_held_out_fraction_judges(client):
     fit(client, "held", query="method=temperature&held_out=0.4")
     report = client.get("/v1/calibrators/held/versions/1/report").json()
@@ -128,6 +132,7 @@ def test_running_fit_is_cancelled_and_writes_nothing(client):
     assert client.delete(url).status_code == 200
 
 
+@pytest.mark.one_backend
 def test_failed_fit_has_a_hint(client):
     body = npz(*sample(3))
     url = "/v1/calibrators/tiny/fits?method=temperature"
@@ -160,8 +165,9 @@ def test_idempotency_key_gives_the_same_fit_once(client):
     assert client.get("/v1/calibrators/once/versions").json()["items"][0]["number"] == 1
 
 
+@pytest.mark.one_backend
 def test_an_idempotency_key_is_for_bytes_of_one_kind(client):
-    body = npz_values(*sample())
+    body = npz(*sample(), name="values")  # which does not say whether they are logits
     key = {**NPZ, "Idempotency-Key": "kinds"}
     url = "/v1/calibrators/kinds/fits?method=temperature&kind="
     assert client.post(f"{url}logits", content=body, headers=key).status_code == 202
@@ -170,13 +176,7 @@ def test_an_idempotency_key_is_for_bytes_of_one_kind(client):
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
-def npz_values(values, labels) -> bytes:
-    """Return an npz that does not say whether its values are logits."""
-    file = io.BytesIO()
-    np.savez(file, values=values, labels=labels)
-    return file.getvalue()
-
-
+@pytest.mark.one_backend
 def test_reports_in_every_form(client):
     fit(client, "reported")
     url = "/v1/calibrators/reported/versions/1/report"
@@ -218,6 +218,7 @@ def test_notes_change_and_nothing_else(client):
     assert client.patch(url, json={"description": ""}).json()["tags"] == {"stage": "trial"}
 
 
+@pytest.mark.one_backend
 def test_reports_are_not_drawn_again_for_those_who_have_them(client):
     fit(client, "drawn")
     for form in (".html", ".svg", ".png"):

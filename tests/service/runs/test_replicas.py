@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from helpers.backends import Backend
+from helpers.http_calls import good
 from helpers.live_service import Local, in_process, within
-from helpers.training_clients import SETTINGS, good, history, open_run, post, seen, state_of
+from helpers.training_clients import SETTINGS, history, open_run, post, seen, state_of
 
 from calibrators.adafocal import AdaFocalState, BinStatistics
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.http_calls import good, refusal
 from helpers.live_service import every
 from helpers.training_clients import (
     SETTINGS,
     document,
-    good,
     history,
     line,
     open_run,
     post,
-    refusal,
     seen,
     state_of,
     trained,
@@ -190,6 +189,7 @@ def test_a_run_keeps_its_kind_and_settings(tenant: httpx.Client) -> None:
     assert good(tenant.get("/v1/runs/job"))["settings"] == vars(SETTINGS)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("asked", "status", "code"),
     [

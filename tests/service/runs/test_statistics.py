@@ -7,14 +7,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from helpers.http_calls import good, refusal
 from helpers.training_clients import (
     SETTINGS,
-    good,
     history,
     open_run,
     open_shared,
     post,
-    refusal,
     seen,
     state_of,
     text,
@@ -36,6 +35,7 @@ pytestmark = pytest.mark.both_backends
 BEGIN = AdaFocalState.begin(SETTINGS)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("decides", "change", "status", "code", "words"),
     [
@@ -84,6 +84,7 @@ def times(statistics: BinStatistics, often: int) -> BinStatistics:
     return BinStatistics(spread, statistics.sums * often)
 
 
+@pytest.mark.one_backend
 def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
     open_shared(tenant)
     many = times(seen(1, 2), 2**30)
@@ -94,6 +95,7 @@ def test_more_rows_than_can_be_merged_are_refused(tenant: httpx.Client) -> None:
     assert good(post(tenant, "job", "a", 1, many, rank=1))["status"] == "decided"
 
 
+@pytest.mark.one_backend
 def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
     hopeless = BinStatistics.from_log_odds([1.0, 2.0], [True, False], [2.0**14] * 2)
     much = times(hopeless, 2**23)
@@ -144,6 +146,7 @@ def test_no_statistics_are_longer_than_a_body_may_be() -> None:
     assert 4 * (deflated_at_worst // 3 + 1) < LONGEST_STATISTICS
 
 
+@pytest.mark.one_backend
 def test_as_many_rows_as_there_are_pixels_fit_into_a_body(tenant: httpx.Client) -> None:
     """Cells that all contain large counts are hard to compress."""
     rng = np.random.default_rng(0)

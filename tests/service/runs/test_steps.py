@@ -8,18 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.http_calls import good, refusal
 from helpers.live_service import Local, wait_until
-from helpers.training_clients import (
-    SETTINGS,
-    good,
-    history,
-    open_run,
-    open_shared,
-    post,
-    refusal,
-    seen,
-    state_of,
-)
+from helpers.training_clients import SETTINGS, history, open_run, open_shared, post, seen, state_of
 from sqlalchemy import event, select, update
 from structlog.testing import capture_logs
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
+from helpers import format_samples
 from helpers.live_service import NPZ, Local, in_process, npz, sample
 from helpers.workspace_contents import CLASSES, fitted_elsewhere
 
@@ -73,15 +74,9 @@ def problem(answer: httpx.Response) -> dict[str, object]:
     return told
 
 
-def npz_of(**arrays: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
 def values(array: np.ndarray) -> bytes:
     """Return an npz with these logits and matching labels, which every route accepts."""
-    return npz_of(logits=array, labels=np.zeros(len(array), np.int64))
+    return npz(array, np.zeros(len(array), np.int64))
 
 
 def npy_claiming(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
@@ -240,7 +235,7 @@ def test_fortran_order_is_accepted_and_means_the_same(service: Local) -> None:
     logits, labels = sample(40, CLASSES)
     other_way = np.asfortranarray(logits)
     assert service.post(DOORS["datasets"], content=npz(other_way, labels), headers=NPZ).is_success
-    bodies = [npz_of(logits=array) for array in (logits, other_way)]
+    bodies = [format_samples.npz(logits=array) for array in (logits, other_way)]
     assert bodies[0] != bodies[1]
     answers = [service.post(DOORS["predict"], content=body, headers=NPZ) for body in bodies]
     assert answers[0].content == answers[1].content

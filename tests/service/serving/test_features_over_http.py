@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import httpx
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from helpers.feature_samples import CLASSES, WIDTH, arrays_with_features, rows_with_features
+from helpers.format_samples import npz
+from helpers.http_calls import fitted, json_of, refusal, upload
 from helpers.live_service import NPZ
 
 from calibrators import CalibrationSet, archive
@@ -26,31 +27,9 @@ SAFETENSORS = {"Content-Type": "application/x-safetensors"}
 METHODS = ("feature_clipping", "grouping", "procal")
 
 
-def npz(**arrays: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def sent_as_json(**arrays: np.ndarray) -> bytes:
-    return json.dumps({name: array.tolist() for name, array in arrays.items()}).encode()
-
-
-def fitted(client: httpx.Client, name: str, **order: Any) -> dict[str, Any]:
-    answer = client.post(f"/v1/calibrators/{name}/fits", json=order, headers={"Prefer": "wait=30"})
-    assert answer.status_code in (201, 202), answer.text
-    return answer.json()
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["code"]
-
-
 @pytest.fixture
 def uploaded(client: httpx.Client) -> dict[str, Any]:
-    answer = client.post("/v1/datasets", content=npz(**DATA), headers=NPZ)
-    assert answer.status_code in (200, 201), answer.text
-    return answer.json()
+    return upload(client, **DATA)
 
 
 @pytest.fixture
@@ -107,7 +86,7 @@ def test_all_formats_of_arrays_hold_features(client: httpx.Client, form: str) ->
         body, headers = safetensors.numpy.save(arrays), SAFETENSORS
     elif form == "json":
         arrays = {name: one[:200] if len(one) == 1500 else one for name, one in arrays.items()}
-        body, headers = sent_as_json(**arrays), {"Content-Type": "application/json"}
+        body, headers = json_of(**arrays), {"Content-Type": "application/json"}
     answer = client.post("/v1/datasets", content=body, headers=headers)
     assert answer.status_code in (200, 201), answer.text
     name = f"formats-{form}"
@@ -165,7 +144,7 @@ def test_predict_evaluates_a_dataset_as_it_was_uploaded(
 def test_predict_refuses_wrong_features(client: httpx.Client, clipped: FeatureClippingMap) -> None:
     def post(name: str, **arrays: np.ndarray) -> tuple[int, str]:
         url = f"/v1/calibrators/{name}@1/predict"
-        return refused(client.post(url, content=npz(**arrays), headers=NPZ))
+        return refusal(client.post(url, content=npz(**arrays), headers=NPZ))
 
     assert post("clipped", logits=ROWS["logits"]) == (422, "missing_features")
     assert post("plain", **ROWS) == (422, "no_features")
@@ -182,7 +161,7 @@ def test_predict_refuses_wrong_features(client: httpx.Client, clipped: FeatureCl
         content=npz(**{**ROWS, "features": broken}),
         headers=NPZ,
     )
-    assert refused(answer) == (422, "features_not_finite")
+    assert refusal(answer) == (422, "features_not_finite")
     assert "first row 4" in answer.json()["detail"]
     inputs = [{"name": "logits", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]
     answer = client.post("/v2/models/clipped/versions/1/infer", json={"inputs": inputs})
@@ -236,7 +215,7 @@ def test_datasets_that_break_a_rule_are_refused(client: httpx.Client, case: str)
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     answer = client.post("/v1/datasets", content=file.getvalue(), headers=NPZ)
-    assert refused(answer) == (422, code), answer.text
+    assert refusal(answer) == (422, code), answer.text
     assert words in answer.json()["detail"]
 
 
@@ -291,7 +270,7 @@ def test_a_fit_needs_what_its_method_needs(client: httpx.Client, uploaded: Any) 
     other = arrays_with_features(900, seed=4)
     other["features"] = other["features"][:, :5]
     del other["head_weight"], other["head_bias"]
-    narrow = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
+    narrow = upload(client, **other)
     for data, evaluation, code in (
         (plain, None, "missing_features"),
         (headless, None, "missing_head"),
@@ -302,7 +281,7 @@ def test_a_fit_needs_what_its_method_needs(client: httpx.Client, uploaded: Any) 
         if evaluation is not None:
             order["evaluation"] = evaluation["id"]
         answer = client.post("/v1/calibrators/lacking/fits", json=order)
-        assert refused(answer) == (422, code), answer.text
+        assert refusal(answer) == (422, code), answer.text
 
 
 def test_a_head_of_another_layer_fails_the_fit(client: httpx.Client) -> None:
@@ -316,7 +295,7 @@ def test_versions_are_compared_on_a_dataset_with_features(
     client: httpx.Client, clipped: FeatureClippingMap
 ) -> None:
     other = arrays_with_features(700, seed=8)
-    dataset = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
+    dataset = upload(client, **other)
     job = fitted(client, "clipped", dataset=dataset["id"], method="temperature")
     second = job["versions"][0]
     url = "/v1/calibrators/clipped/compare"
@@ -342,5 +321,5 @@ def test_an_alias_does_not_move_to_other_input_by_itself(
     url = "/v1/calibrators/moved/aliases/production"
     assert client.put(url, json={"version": first, "force": True, "reason": "x"}).status_code < 300
     answer = client.put(url, json={"version": second})
-    assert refused(answer) == (409, "needs_force")
+    assert refusal(answer) == (409, "needs_force")
     assert "needs features, but version 1" in answer.json()["detail"]

@@ -8,17 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.format_samples import npy
+from helpers.http_calls import refusal
 from helpers.large_calls import large_calls
-from helpers.predict_app import (
-    LIMITS,
-    LOGITS,
-    MAPS,
-    Registry,
-    call,
-    code_of,
-    npy,
-    post,
-)
+from helpers.predict_app import LIMITS, LOGITS, MAPS, Registry, call, post
 from helpers.samples import suited
 
 from calibrators import all_methods
@@ -55,7 +48,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_bodies(case):
     body, status, code = BAD[case]
-    assert code_of(post(body)) == (status, code)
+    assert refusal(post(body)) == (status, code)
 
 
 def test_the_first_bad_row_is_named():
@@ -73,7 +66,7 @@ def test_no_method_answers_for_nan(method, value, code, overconfident, monkeypat
     monkeypatch.setitem(MAPS, "fitted", all_methods()[method]().fit(data))
     values = np.array(overconfident.logits[:3])
     values[2, 1] = value
-    assert code_of(post(npy(values), "fitted@3/predict")) == (422, code)
+    assert refusal(post(npy(values), "fitted@3/predict")) == (422, code)
 
 
 REFUSED_QUERIES = {
@@ -94,7 +87,7 @@ REFUSED_QUERIES = {
 @pytest.mark.parametrize("query", REFUSED_QUERIES)
 def test_bad_queries(query):
     answer = post(npy(LOGITS), f"three@3/predict?{query}")
-    assert code_of(answer) == (422, REFUSED_QUERIES[query])
+    assert refusal(answer) == (422, REFUSED_QUERIES[query])
     assert query.partition("=")[0] in answer.json()["detail"]
 
 
@@ -102,9 +95,9 @@ def test_bad_queries(query):
 @pytest.mark.parametrize("body", [b"[0.25, 0.75]", b"[0.5]", npy([0.25, 0.75]), npy(np.ones(3))])
 def test_a_list_of_numbers_is_no_row_of_two_classes(path, body):
     refused = post(body, path)
-    assert code_of(refused) == (422, "ambiguous_row")
+    assert refusal(refused) == (422, "ambiguous_row")
     assert "[[a, b]] for two columns or [[a]] for one" in refused.json()["detail"]
-    assert code_of(post(b"[]", path)) == (422, "empty")
+    assert refusal(post(b"[]", path)) == (422, "empty")
 
 
 REFUSED_GETS = {
@@ -122,16 +115,16 @@ REFUSED_GETS = {
 
 @pytest.mark.parametrize("query", REFUSED_GETS)
 def test_bad_gets(query):
-    assert code_of(call("GET", f"three@3/predict?{query}")) == (422, REFUSED_GETS[query])
+    assert refusal(call("GET", f"three@3/predict?{query}")) == (422, REFUSED_GETS[query])
 
 
 def test_a_query_that_is_no_text():
-    assert code_of(post(npy(LOGITS), "three@3/predict?model=%ff")) == (400, "bad_query")
+    assert refusal(post(npy(LOGITS), "three@3/predict?model=%ff")) == (400, "bad_query")
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "application/json;q=x"])
 def test_unknown_accept(accept):
-    assert code_of(post(npy(LOGITS), accept=accept)) == (406, "not_acceptable")
+    assert refusal(post(npy(LOGITS), accept=accept)) == (406, "not_acceptable")
 
 
 @pytest.mark.parametrize(
@@ -146,14 +139,14 @@ def test_unknown_accept(accept):
     ],
 )
 def test_unknown_names(path, status, code):
-    assert code_of(post(npy(LOGITS), path)) == (status, code)
+    assert refusal(post(npy(LOGITS), path)) == (status, code)
 
 
 def test_methods_and_scopes():
     assert call("PUT", "three@3/predict", content=b"x").status_code == 405
     reader = Principal("default", "reader", frozenset({Scope.FIT}))
     answer = call("POST", "three@3/predict", content=npy(LOGITS), caller=reader)
-    assert code_of(answer) == (403, "missing_scope")
+    assert refusal(answer) == (403, "missing_scope")
     owner = Principal("default", "owner", frozenset({Scope.ADMIN}))
     answer = call("POST", "three@3/predict", content=npy(LOGITS), caller=owner)
     assert answer.status_code == 200
@@ -163,11 +156,11 @@ def test_bodies_beyond_the_limits():
     in_json = json.dumps(np.zeros((90_000, 3)).tolist()).encode()
     assert LIMITS.json_bytes < len(in_json) < LIMITS.bytes
     refused = post(in_json)
-    assert code_of(refused) == (413, "body_too_large")
+    assert refusal(refused) == (413, "body_too_large")
     assert f"at most {LIMITS.json_bytes} bytes are allowed" in refused.json()["detail"]
     packed = io.BytesIO()
     np.savez_compressed(packed, logits=np.zeros((400_000, 3)))
-    assert code_of(post(packed.getvalue())) == (413, "body_too_large")
+    assert refusal(post(packed.getvalue())) == (413, "body_too_large")
 
 
 class Untouchable(TemperatureMap):
@@ -201,7 +194,7 @@ def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypa
     body = npy(values)
     assert len(body) < LIMITS.bytes < size
     refused = post(body, f"untouchable@3/predict?{query}", accept=accept)
-    assert code_of(refused) == (413, "answer_too_large")
+    assert refusal(refused) == (413, "answer_too_large")
     detail = refused.json()["detail"]
     limit = LIMITS.json_bytes if accept == JSON else LIMITS.bytes
     assert f"about {size} bytes, but at most {limit} are sent: send fewer rows" in detail
@@ -260,13 +253,13 @@ def test_hostile_tensor_headers(depth):
         text = header.encode()
         body = len(text).to_bytes(8, "little") + text + bytes(12)
         answer = post(body, content_type="application/x-safetensors")
-        assert code_of(answer)[1] in ("bad_header", "bad_type", "unknown_array")
+        assert refusal(answer)[1] in ("bad_header", "bad_type", "unknown_array")
 
 
 @pytest.mark.parametrize("model", ["%ED%A0%80", "%ff", "%C3"])
 def test_models_that_are_no_text(model):
     answer = post(npy(LOGITS), f"three@3/predict?fingerprint=warn&model={model}")
-    assert code_of(answer) == (400, "bad_query")
+    assert refusal(answer) == (400, "bad_query")
 
 
 def test_openapi_describes_the_route():

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import uvicorn
-from helpers.format_samples import ANSWERED
+from helpers.format_samples import ANSWERED, npy, npz
+from helpers.http_calls import refusal
 from helpers.predict_app import (
     LOGITS,
     MAPS,
@@ -24,10 +25,7 @@ from helpers.predict_app import (
     THREE,
     Registry,
     call,
-    code_of,
     make_app,
-    npy,
-    npz,
     post,
     read_npy,
 )
@@ -135,7 +133,7 @@ def test_top():
         )
     assert len(post(npy(LOGITS), "three@3/predict?top=99").json()["top"][0]["classes"]) == 3
     refused = post(npy(LOGITS), "three@3/predict?top=2", accept="application/x-npy")
-    assert code_of(refused) == (406, "one_array_only")
+    assert refusal(refused) == (406, "one_array_only")
 
 
 def test_interval():
@@ -153,12 +151,12 @@ def test_interval():
     one = call("GET", "banded@3/predict?logits=2.1,0.3,-1.0&interval=0.9").json()
     assert one["interval"]["low"][0] < max(one["probabilities"][0]) < one["interval"]["high"][0]
     assert "interval" not in post(npy(LOGITS), "banded@3/predict", accept="application/json").json()
-    assert code_of(post(npy(LOGITS), "three@3/predict?interval=0.9")) == (422, "no_interval")
+    assert refusal(post(npy(LOGITS), "three@3/predict?interval=0.9")) == (422, "no_interval")
     refused = post(npy(LOGITS), "banded@3/predict?interval=0.9", accept="application/x-npy")
-    assert code_of(refused) == (406, "one_array_only")
+    assert refusal(refused) == (406, "one_array_only")
     for level in ("0.99999999999999994", "0", "1", "nan", "x", "-1"):
         answer = post(npy(LOGITS), f"banded@3/predict?interval={level}")
-        assert code_of(answer) == (422, "bad_parameter")
+        assert refusal(answer) == (422, "bad_parameter")
 
 
 def test_labels_give_a_report():
@@ -173,12 +171,12 @@ def test_labels_give_a_report():
     again = post(json.dumps(in_json).encode(), "three@3/predict?top=1").json()
     assert again["evaluation"]["metrics"]["ece"] == pytest.approx(expected.metrics["ece"])
     assert len(again["top"]) == 500
-    assert code_of(post(body, accept="application/x-npz")) == (406, "json_only")
+    assert refusal(post(body, accept="application/x-npz")) == (406, "json_only")
 
 
 def test_too_many_rows_to_evaluate():
     body = npz(logits=np.zeros((100_001, 2), np.float32), labels=np.zeros(100_001, np.int8))
-    assert code_of(post(body, "two@3/predict")) == (413, "too_many_rows")
+    assert refusal(post(body, "two@3/predict")) == (413, "too_many_rows")
 
 
 def test_model_fingerprint():
@@ -189,7 +187,7 @@ def test_model_fingerprint():
     assert status("three@3/predict?model=resnet50:v1") == 200
     assert status("shares@3/predict?model=x") == 409
     refused = post(npy(LOGITS), calibrd_model="resnet50:v2")
-    assert code_of(refused) == (409, "model_mismatch")
+    assert refusal(refused) == (409, "model_mismatch")
     assert "'resnet50:v1'" in refused.json()["detail"]
     assert "'resnet50:v2'" in refused.json()["detail"]
     warned = post(npy(LOGITS), "three@3/predict?fingerprint=warn&model=v%0d%0a2%E2%82%AC")
@@ -201,10 +199,10 @@ def test_model_fingerprint():
 def test_one_fingerprint_of_a_model():
     same = "three@3/predict?model=resnet50:v1"
     assert post(npy(LOGITS), same, calibrd_model="resnet50:v1").status_code == 200
-    assert code_of(post(npy(LOGITS), same, calibrd_model="v2")) == (422, "two_models")
+    assert refusal(post(npy(LOGITS), same, calibrd_model="v2")) == (422, "two_models")
     warned = post(npy(LOGITS), f"{same}&fingerprint=warn", calibrd_model="v2")
-    assert code_of(warned) == (422, "two_models")
-    assert code_of(post(npy(LOGITS), calibrd_model="")) == (422, "bad_parameter")
+    assert refusal(warned) == (422, "two_models")
+    assert refusal(post(npy(LOGITS), calibrd_model="")) == (422, "bad_parameter")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])

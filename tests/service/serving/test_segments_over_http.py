@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.format_samples import npz
+from helpers.http_calls import fitted, json_of, upload
 from helpers.live_service import NPZ, Local
 from helpers.live_service import npz as plain_npz
 from helpers.registration import registration
@@ -24,27 +24,9 @@ SET = CalibrationSet(**DATA)
 ROWS = {name: array[:6] for name, array in DATA.items()}
 
 
-def npz(**arrays: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def sent_as_json(**arrays: np.ndarray) -> bytes:
-    return json.dumps({name: array.tolist() for name, array in arrays.items()}).encode()
-
-
-def fitted(client: httpx.Client, name: str, **order: Any) -> dict[str, Any]:
-    answer = client.post(f"/v1/calibrators/{name}/fits", json=order, headers={"Prefer": "wait=30"})
-    assert answer.status_code == 201, answer.text
-    return answer.json()
-
-
 @pytest.fixture
 def uploaded(client: httpx.Client) -> dict[str, Any]:
-    answer = client.post("/v1/datasets", content=npz(**DATA), headers=NPZ)
-    assert answer.status_code in (200, 201), answer.text
-    return answer.json()
+    return upload(client, **DATA)
 
 
 @pytest.fixture
@@ -112,7 +94,7 @@ def test_a_fit_in_one_call_takes_them_too(client: httpx.Client, media_type: str)
 
 PREDICT = "/v1/calibrators/segments@1/predict"
 BODIES = {
-    "json": ("application/json", sent_as_json),
+    "json": ("application/json", json_of),
     "npz": ("application/x-npz", npz),
 }
 
@@ -203,7 +185,7 @@ def test_an_evaluation_set_must_name_segments_as_well(client: httpx.Client, uplo
     answer = client.post("/v1/calibrators/none/fits", json=order)
     assert (answer.status_code, answer.json()["code"]) == (422, "missing_segments")
     assert "evaluation dataset" in answer.json()["detail"]
-    named = client.post("/v1/datasets", content=npz(**other), headers=NPZ).json()
+    named = upload(client, **other)
     job = fitted(client, "judged", **{**order, "evaluation": named["id"]})
     assert job["status"] == "succeeded", job
 

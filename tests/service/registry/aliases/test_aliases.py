@@ -53,22 +53,23 @@ def move(client, version: int, headers=None, **body):
     return client.put(ALIAS, json={"version": version, **body}, headers=headers or {})
 
 
-def test_compare_and_set(local):
-    register(local, 1.0)
-    register(local, 2.0)
+def test_compare_and_set(tenant):
+    register(tenant, 1.0)
+    register(tenant, 2.0)
     only_new = {"If-None-Match": "*"}
-    first = move(local, 1, only_new, reason="start")
+    first = move(tenant, 1, only_new, reason="start")
     assert (first.status_code, first.headers["etag"]) == (200, '"1"')
-    assert move(local, 2, only_new).status_code == 412
-    second = move(local, 2, {"If-Match": '"1"'})
+    assert move(tenant, 2, only_new).status_code == 412
+    second = move(tenant, 2, {"If-Match": '"1"'})
     assert second.headers["etag"] == '"2"'
-    late = move(local, 1, {"If-Match": '"1"'})
+    late = move(tenant, 1, {"If-Match": '"1"'})
     assert (late.status_code, late.json()["code"]) == (412, "alias_has_moved")
-    assert local.get(ALIAS).json()["version"] == 2
-    assert move(local, 1, {"If-Match": "*"}).status_code == 200
-    assert move(local, 1, {"If-Match": "rubbish"}).status_code == 412
+    assert tenant.get(ALIAS).json()["version"] == 2
+    assert move(tenant, 1, {"If-Match": "*"}).status_code == 200
+    assert move(tenant, 1, {"If-Match": "rubbish"}).status_code == 412
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("verdict", ["worse", "insufficient_data", "at_chance", None])
 def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
     register(local, 1.5, verdict)
@@ -81,61 +82,66 @@ def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
     assert (entry["forced"], entry["reason"], entry["moved_by"]) == (True, "because", "anonymous")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("k", "kind", "taken"),
     [(5, "probabilities", "probabilities of 5 classes"), (4, "logits", "logits of 4 classes")],
 )
-def test_what_takes_other_input_needs_force_and_a_reason(local, k, kind, taken):
-    register(local, 1.0)
+def test_what_takes_other_input_needs_force_and_a_reason(tenant, k, kind, taken):
+    register(tenant, 1.0)
     body = registration(TemperatureMap(k=k, kind=kind, temperature=1.5))
-    assert local.post("/v1/calibrators/c/versions", json=body).status_code == 201
-    assert move(local, 1).status_code == 200
-    refused = move(local, 2)
+    assert tenant.post("/v1/calibrators/c/versions", json=body).status_code == 201
+    assert move(tenant, 1).status_code == 200
+    refused = move(tenant, 2)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
     said = f"takes {taken}, but callers of 'production' send logits of 5 classes"
     assert said in refused.json()["detail"]
     assert "was not judged" in refused.json()["detail"]
-    assert move(local, 2, force=True, reason="all callers know").status_code == 200
-    back = move(local, 1)
+    assert move(tenant, 2, force=True, reason="all callers know").status_code == 200
+    back = move(tenant, 1)
     assert (back.status_code, back.json()["code"]) == (409, "needs_force")
     assert f"send {taken}" in back.json()["detail"]
-    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
+    assert tenant.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
-def test_what_takes_no_segments_needs_force_where_they_were_taken(local):
-    register(local, 1.0)
+@pytest.mark.one_backend
+def test_what_takes_no_segments_needs_force_where_they_were_taken(tenant):
+    register(tenant, 1.0)
     base = TemperatureMap(k=5, temperature=1.5)
     segmented = SegmentedMap(k=5, base=base, segments=("web",), temperatures=np.array([2.0]))
-    assert local.post("/v1/calibrators/c/versions", json=registration(segmented)).status_code == 201
-    assert move(local, 2, force=True, reason="the first one").status_code == 200
-    refused = move(local, 1)
+    assert (
+        tenant.post("/v1/calibrators/c/versions", json=registration(segmented)).status_code == 201
+    )
+    assert move(tenant, 2, force=True, reason="the first one").status_code == 200
+    refused = move(tenant, 1)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
     assert (
         "takes no segments, but callers of 'production' may be sending them"
         in refused.json()["detail"]
     )
-    assert move(local, 1, force=True, reason="nobody sends any").status_code == 200
+    assert move(tenant, 1, force=True, reason="nobody sends any").status_code == 200
 
 
-def test_trade_off_is_moved_to_with_a_warning(local):
-    register(local, 1.5, "trade_off")
-    moved = move(local, 1)
+@pytest.mark.one_backend
+def test_trade_off_is_moved_to_with_a_warning(tenant):
+    register(tenant, 1.5, "trade_off")
+    moved = move(tenant, 1)
     assert moved.status_code == 200
     assert "trade-off" in moved.json()["warning"]
 
 
-def test_rollback_takes_back_move_after_move(local):
+def test_rollback_takes_back_move_after_move(tenant):
     for temperature in (1.0, 2.0, 3.0):
-        register(local, temperature)
+        register(tenant, temperature)
     for version in (1, 2, 3):
-        move(local, version)
-    assert top(local, "production") == top(local, "3")
-    assert local.post(f"{ALIAS}/rollback", json={"reason": "bad"}).json()["version"] == 2
-    assert top(local, "production") == top(local, "2")
-    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
-    refused = local.post(f"{ALIAS}/rollback")
+        move(tenant, version)
+    assert top(tenant, "production") == top(tenant, "3")
+    assert tenant.post(f"{ALIAS}/rollback", json={"reason": "bad"}).json()["version"] == 2
+    assert top(tenant, "production") == top(tenant, "2")
+    assert tenant.post(f"{ALIAS}/rollback").json()["version"] == 1
+    refused = tenant.post(f"{ALIAS}/rollback")
     assert (refused.status_code, refused.json()["code"]) == (409, "nothing_to_roll_back")
-    history = local.get(f"{ALIAS}/history").json()["items"]
+    history = tenant.get(f"{ALIAS}/history").json()["items"]
     assert [(one["from_version"], one["to_version"], one["rollback"]) for one in history] == [
         (2, 1, True),
         (3, 2, True),
@@ -164,38 +170,40 @@ def test_move_is_seen_by_other_processes_within_two_seconds(backend, tmp_path):
         within(2, seen_after)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["7", "Production", "a b", "-x", "x" * 65])
-def test_bad_names_of_aliases(local, name):
-    register(local, 1.0)
-    answer = local.put(f"/v1/calibrators/c/aliases/{name}", json={"version": 1})
+def test_bad_names_of_aliases(tenant, name):
+    register(tenant, 1.0)
+    answer = tenant.put(f"/v1/calibrators/c/aliases/{name}", json={"version": 1})
     assert answer.status_code == 422
 
 
-def test_alias_of_a_version_that_is_not_there(local):
-    register(local, 1.0)
-    assert move(local, 9).json()["code"] == "no_such_version"
-    assert local.get(ALIAS).status_code == 404
-    assert local.get("/v1/calibrators/c@production/predict?logits=1,2,3,4,5").status_code == 404
+def test_alias_of_a_version_that_is_not_there(tenant):
+    register(tenant, 1.0)
+    assert move(tenant, 9).json()["code"] == "no_such_version"
+    assert tenant.get(ALIAS).status_code == 404
+    assert tenant.get("/v1/calibrators/c@production/predict?logits=1,2,3,4,5").status_code == 404
 
 
-def test_verdict_that_does_not_follow_is_refused(local):
+@pytest.mark.one_backend
+def test_verdict_that_does_not_follow_is_refused(tenant):
     forged = report_with("worse") | {"verdict": "improved"}
     body = temperature_registration(2.0, k=5, report=forged)
-    told = local.post("/v1/calibrators/c/versions", json=body)
+    told = tenant.post("/v1/calibrators/c/versions", json=body)
     assert (told.status_code, told.json()["code"]) == (422, "bad_report")
 
 
-def test_repeated_move_is_none_and_rollback_still_goes_back(local):
+def test_repeated_move_is_none_and_rollback_still_goes_back(tenant):
     for temperature in (1.0, 2.0):
-        register(local, temperature)
+        register(tenant, temperature)
     for version in (1, 2, 2):
-        answer = move(local, version)
+        answer = move(tenant, version)
     assert answer.headers["etag"] == '"2"'
-    assert local.post(f"{ALIAS}/rollback").json()["version"] == 1
+    assert tenant.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
-def test_conditions_on_what_is_not_there(local):
-    register(local, 1.0)
-    assert move(local, 1, {"If-Match": "*"}).status_code == 412
-    move(local, 1)
-    assert move(local, 1, {"If-Match": 'W/"1"'}).status_code == 412
+def test_conditions_on_what_is_not_there(tenant):
+    register(tenant, 1.0)
+    assert move(tenant, 1, {"If-Match": "*"}).status_code == 412
+    move(tenant, 1)
+    assert move(tenant, 1, {"If-Match": 'W/"1"'}).status_code == 412
