@@ -258,7 +258,7 @@ def test_features_stored_by_columns_are_read_in_large_pieces(
 def test_a_head_of_truth_values_is_refused_when_it_arrives(client: httpx.Client, name: str) -> None:
     body = npz(**changed(name, DATA[name] > 0))
     answer = client.post("/v1/datasets", content=body, headers=NPZ)
-    assert refused(answer) == (422, "bad_head"), answer.text
+    assert refusal(answer) == (422, "bad_head"), answer.text
     assert f"{name} must be numbers, got bool" in answer.json()["detail"]
 
 
