@@ -106,7 +106,8 @@ class FairExecutor:
             if mine.admitted.done() and not mine.admitted.cancelled():
                 self._end()
             else:
-                self._waiting.remove(mine)
+                with suppress(ValueError):  # _admit may have dropped it already
+                    self._waiting.remove(mine)
             raise
         finally:
             timer.cancel()
@@ -115,6 +116,9 @@ class FairExecutor:
         """Give free threads to waiting calls, spare threads only to those that waited long."""
         while self._waiting:
             first = self._waiting[0]
+            if first.admitted.done():  # cancelled, and its task has not run since
+                self._waiting.popleft()
+                continue
             waited = first.admitted.get_loop().time() - first.since
             most = self._threads + (SPARE_THREADS if waited >= SPARE_AFTER else 0)
             if self._running >= most:
@@ -144,9 +148,11 @@ class FairExecutor:
         return future
 
     def _release(self, owner: str, mine: _Owner) -> None:
-        self._end()
-        mine.threads.release()
-        self._leave(owner, mine)
+        try:
+            self._end()
+        finally:
+            mine.threads.release()
+            self._leave(owner, mine)
 
     def _leave(self, owner: str, mine: _Owner) -> None:
         mine.calls -= 1

@@ -52,6 +52,26 @@ def test_an_owner_with_too_many_calls_is_refused_until_some_have_ended():
     asyncio.run(check())
 
 
+def test_a_thread_that_ends_while_a_caller_leaves_is_free_for_the_next():
+    async def check() -> None:
+        executor, blocked = FairExecutor("test", 2), threading.Event()
+        slow = [asyncio.create_task(executor.run(one, blocked.wait, 30)) for one in "ab"]
+        await asyncio.sleep(0.05)
+        leaving = asyncio.create_task(executor.run("c", int))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        executor._end()  # a thread ends in the same pass of the loop
+        executor._running += 1
+        blocked.set()
+        await asyncio.gather(*slow)
+        for owner in "abc":
+            assert await asyncio.wait_for(executor.run(owner, int), 10) == 0
+        assert (executor._running, len(executor._waiting), executor._owners) == (0, 0, {})
+        executor.close()
+
+    asyncio.run(check())
+
+
 def test_a_caller_that_left_keeps_its_thread_until_the_call_has_ended():
     async def check() -> None:
         executor, blocked = FairExecutor("test", 2), threading.Event()
