@@ -34,6 +34,7 @@ KEEP_ALIVE_SECONDS = 75
 # how long a computing thread may delay the event loop per ready socket; Python's default is 5 ms
 SWITCH_SECONDS = 0.0001
 GC_THRESHOLDS = (20_000, 20, 100)
+SEND_BUFFER_BYTES = 1 << 17
 EXIT_SECONDS = 1.0
 EXIT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -154,11 +155,15 @@ def _check_exposure(settings: Settings, database: Database, options: argparse.Na
 def _listen(settings: Settings) -> socket.socket:
     """Open the listening socket first, so that a port in use is reported at once."""
     try:
-        return socket.create_server(
+        listening = socket.create_server(
             (settings.host, settings.port),
             family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
             backlog=2048,
         )
+        # connections inherit it; otherwise the kernel buffers up to 4 MB for a client that does
+        # not read, and the response timeout never starts
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        return listening
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]
         advice = (

@@ -32,7 +32,7 @@ class PacedResponses:
             view = memoryview(body)
             more_body = message.get("more_body", False)
             for start in range(0, len(body), PIECE_BYTES):
-                piece = bytes(view[start : start + PIECE_BYTES])
+                piece = view[start : start + PIECE_BYTES]  # not a copy: static files are shared
                 is_last = start + PIECE_BYTES >= len(body)
                 more = more_body or not is_last
                 await send({"type": "http.response.body", "body": piece, "more_body": more})
