@@ -320,7 +320,7 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         return f"model_mismatch; {mismatch}"
     raise Conflict(
         "model_mismatch",
-        f"{mismatch}: send values of the model it was fitted for, or use fingerprint=warn",
+        f"{mismatch}: send values from that version's model, or use fingerprint=warn",
         expected=served.model,
         got=model[:SHOWN],
     )

@@ -116,7 +116,7 @@ def test_both_diagrams_stand_side_by_side(service: Local, dataset: str) -> None:
         assert sum(one["count"] for one in panel["data"]["values"]) == 3000
 
 
-def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
+def test_rows_that_a_version_was_fitted_on_give_no_verdict(service: Local) -> None:
     body = npz(*sample(1200, CLASSES))
     id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     with service.app.state.parts.database.write() as store:
