@@ -1,4 +1,4 @@
-"""A SQLite file that another process keeps locked, or a slow statement, is busy, not away."""
+"""A SQLite file locked by another process, or a slow statement, is busy, not unavailable."""
 
 from __future__ import annotations
 
