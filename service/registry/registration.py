@@ -100,7 +100,7 @@ def register(
 def _registered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> Version | None:
-    """Return the version added by an earlier identical request with this key; None if none."""
+    """Return the version added by an earlier identical request with this key, if any."""
     known = idempotency.answered(store, principal, key, request)
     if known is None:
         return None

@@ -139,7 +139,7 @@ def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:
             body = registration(one.map, report=one.report.to_dict(), judged_rows=rows)
             assert client.post("/v1/calibrators/fashion/versions", json=body).is_success
         page = measured(client, a=1, b=2)
-        assert "400 rows that both versions were judged on" in _words(page)
+        assert "Both versions were judged on these 400 rows" in _words(page)
         expected = compare(judged[0].rows, judged[1].rows)
         for row in expected.rows():
             assert row.after in row_of(page, row.metric.title)
