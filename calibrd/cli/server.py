@@ -16,7 +16,7 @@ COMMANDS = {
     "serve": "run the API together with workers",
     "worker": "run a worker that takes fits from the queue",
     "workers": "list the live workers",
-    "migrate": "bring the database up to date, and exit",
+    "migrate": "upgrade the database to the current schema, and exit",
     "keys": "create, list, rotate or revoke API keys",
     "backup": "back up the embedded database and its blobs while the service is running",
     "restore": "restore a backup into an empty data directory",

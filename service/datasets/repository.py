@@ -184,11 +184,12 @@ def needed_by_fits(
 
 def in_turns(chosen: ColumnElement[bool], limit: int) -> Select[Any]:
     """Select datasets round-robin: the oldest of each workspace, then the second oldest, etc."""
-    own = func.row_number().over(partition_by=datasets.c.workspace, order_by=datasets.c.created_at)
+    oldest_first = (datasets.c.created_at, datasets.c.id)
+    own = func.row_number().over(partition_by=datasets.c.workspace, order_by=oldest_first)
     turn = own.label("turn")
     ranked = select(*datasets.c, turn).where(chosen).subquery()
     columns = [column for column in ranked.c if column.name != "turn"]
-    return select(*columns).order_by(ranked.c.turn, ranked.c.created_at).limit(limit)
+    return select(*columns).order_by(ranked.c.turn, ranked.c.created_at, ranked.c.id).limit(limit)
 
 
 def _is_open(workspace: str) -> ColumnElement[bool]:

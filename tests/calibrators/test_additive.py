@@ -171,7 +171,7 @@ def test_only_some_maps_have_a_band() -> None:
     [
         ("nodes", np.zeros((3, 4)), "nodes must be increasing"),
         ("heights", np.full((3, 4), np.nan), r"heights must lie in \[-1e6, 1e6\]"),
-        ("covariance", np.zeros((3, 3)), r"shape \(3, p\), covariance \(3p, 3p\)"),
+        ("covariance", np.zeros((3, 3)), r"shape \(3, p\) and covariance shape \(3p, 3p\)"),
         ("rest_temperature", 0.0, "temperature"),
     ],
 )

@@ -172,7 +172,7 @@ def test_the_class_may_change_and_accuracy_falls_on_real_logits() -> None:
 
 def test_maps_with_a_bias_or_a_matrix_are_refused() -> None:
     parts = {"k": 2, "kind": "logits", "base_temperature": 1.0, "centred": True}
-    with pytest.raises(ParameterError, match="bias 0"):
+    with pytest.raises(ParameterError, match="bias of 0"):
         ClassTemperatureMap(weights=np.ones(2), bias=np.array([0.0, 1.0]), **parts)
     with pytest.raises(ParameterError, match="one weight for each class"):
         ClassTemperatureMap(weights=np.eye(2), bias=np.zeros(2), **parts)

@@ -174,7 +174,7 @@ def test_an_evaluation_set_needs_the_same_features() -> None:
         (draw(200, 4), "none"),
         (draw(200, 4).with_features(np.ones((200, 3))), "3"),
     ):
-        with pytest.raises(DataError, match=f"8 features in each row .* got {got}") as caught:
+        with pytest.raises(DataError, match=f"8 features per row .* got {got}") as caught:
             fit_and_judge(FeatureClipping(), data, evaluation=other)
         assert caught.value.code == "evaluation_differs"
 

@@ -285,7 +285,7 @@ def test_focal_and_flsd_against_their_formulas() -> None:
 
 
 def test_a_gamma_that_pushes_the_wrong_way_causes_a_warning() -> None:
-    with pytest.warns(WrongWayGradients, match="keep it below 3.591"):
+    with pytest.warns(WrongWayGradients, match="use a gamma below 3.591"):
         made("inverse_focal", gamma=4.0)
     with pytest.warns(WrongWayGradients):
         steep = made("inverse_focal", gamma=4.0)

@@ -51,7 +51,7 @@ def test_rows_that_judge_here_have_features_too() -> None:
     rows = (other["logits"], other["labels"], None, other["features"])
     here = calibrd.fit_local(**DATA, method="feature_clipping", evaluation=rows, progress=False)
     assert here.report.n == 600
-    with pytest.raises(DataError, match=r"6 features in each row .* got none"):
+    with pytest.raises(DataError, match=r"6 features per row .* got none"):
         calibrd.fit_local(**DATA, method="feature_clipping", evaluation=rows[:2], progress=False)
 
 
@@ -161,7 +161,9 @@ def test_the_command_line_fits_applies_and_judges_files(
     with np.load(made) as stored:
         p = stored["probabilities"]
     np.testing.assert_array_equal(p, here.apply(ROWS, features=FEATURES))
-    assert run(["gate", str(file), "--map", str(out), "--max-calibration-error", "0.2"]) == 0
+    new_rows = tmp_path / "new.npz"
+    np.savez(new_rows, **arrays_with_features(seed=3))
+    assert run(["gate", str(new_rows), "--map", str(out), "--max-calibration-error", "0.2"]) == 0
 
 
 def test_rows_without_features_are_refused_in_files(file: Path, tmp_path: Path) -> None:

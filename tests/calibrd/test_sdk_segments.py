@@ -276,13 +276,16 @@ def test_cells_that_are_no_names_are_named_by_their_row(values: Any) -> None:
     assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_segments", 1, 1)
 
 
-def files(folder: Path, **renamed: str) -> list[Path]:
+def files(
+    folder: Path, rows: dict[str, np.ndarray] = DATA, *, segments: str = "segments"
+) -> list[Path]:
     """Return the rows as npz, parquet and arrow, with ``segments`` under another name if given."""
-    name = renamed.get("segments", "segments")
     packed_file, parquet, arrow = (folder / f"set.{end}" for end in ("npz", "parquet", "arrow"))
-    np.savez(packed_file, logits=DATA["logits"], labels=DATA["labels"], **{name: DATA["segments"]})
+    np.savez(
+        packed_file, logits=rows["logits"], labels=rows["labels"], **{segments: rows["segments"]}
+    )
     table = pa.table(
-        {"logits": list(DATA["logits"]), "labels": DATA["labels"], name: DATA["segments"]}
+        {"logits": list(rows["logits"]), "labels": rows["labels"], segments: rows["segments"]}
     )
     pq.write_table(table, parquet)
     with pa.ipc.new_file(arrow, table.schema) as writer:
@@ -308,10 +311,15 @@ def test_the_command_line_takes_segments_from_files(
             probabilities_in(target), expected.apply(DATA["logits"], DATA["segments"])
         )
     capsys.readouterr()
-    gate = ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5", "--json"]
+    new_rows = rows_of_segments(seed=6)
+    (tmp_path / "new").mkdir()
+    new_file = files(tmp_path / "new", new_rows, segments=name)[-1]
+    gate = ["gate", str(new_file), "--map", str(fitted), "--max-ece", "0.5", "--json"]
     assert run([*gate, *flags]) == 0
     judged = json.loads(capsys.readouterr().out)
-    by_segment = evaluate(expected.apply_set(SET), SET.labels).metrics["ece"]
+    by_segment = evaluate(
+        expected.apply_set(CalibrationSet(**new_rows)), new_rows["labels"]
+    ).metrics["ece"]
     assert judged["ece"]["value"] == pytest.approx(by_segment)
 
 

@@ -298,7 +298,7 @@ def test_a_fault_is_reported_with_advice(patient: Patient, fault: str) -> None:
 def test_statistics_of_an_archived_run_may_wait(patient: Patient) -> None:
     patient.skip()
     (found,) = patient.findings()
-    assert "at step 3, and 1 statistics, the first for step 5, have been waiting" in found.problem
+    assert "at step 3, but 1 statistics, the first for step 5, have been waiting" in found.problem
     patient.change(update(runs).values(archived_at=2.0))
     try:
         assert patient.findings() == []

@@ -50,7 +50,7 @@ BEGIN = AdaFocalState.begin(SETTINGS)
         ("trainer", {"rank": 1}, 422, "bad_rank", "rank must be 0 if the trainer decides"),
         ("service", {"rank": 2}, 422, "bad_rank", "less than world_size 2, got 2"),
         ("trainer", {"state": None}, 422, "bad_state", "state is missing"),
-        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "of step 4, got step 0"),
+        ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be for step 4, got 0"),
         ("service", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be null"),
         ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "bad magic bytes"),
         ("service", {"statistics": "ä"}, 422, "bad_base64", "in base64"),

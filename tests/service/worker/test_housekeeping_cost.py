@@ -108,7 +108,7 @@ def test_a_log_that_overlapping_reads_made_long_is_emptied(place: Place) -> None
 
 
 def add_expired(place: Place, workspace: str, count: int) -> list[str]:
-    ids = [new_id("ds") for _ in range(count)]
+    ids = sorted(new_id("ds") for _ in range(count))  # of equal age, the smallest id is first
     for id in ids:
         with place.database.write() as store:
             made = store.datasets.add(
