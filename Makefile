@@ -101,7 +101,7 @@ study-losses: .venv/base  ## generate the tables in docs/studies/losses.md (69 t
 study-epochs: .venv/base  ## generate the tables in docs/studies/epochs.md (18 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/epochs.py $(if $(FASHION),--data $(FASHION))
 
-study-posthoc-images: .venv/base  ## the tables of docs/studies/posthoc.md on features and corrupted images (2 training runs; FASHION=path of Fashion-MNIST)
+study-posthoc-images: .venv/base  ## generate the tables in docs/studies/posthoc.md on features and corrupted images (2 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/posthoc_images.py $(if $(FASHION),--data $(FASHION))
 
 study-recipes: .venv/base  ## generate the tables in docs/studies/recipes.md (84 training runs; TEXT=archive of embeddings, IMAGES=archive of CIFAR-10)

@@ -17,7 +17,10 @@ STRONG_WOLFE = {"lr": 1.0, "max_iter": 100, "line_search_fn": "strong_wolfe"}
 
 @dataclass(frozen=True)
 class Rival:
-    """A competitor: `prepare(sample)` is not timed, `run(*prepared)` is. A recipe is copied."""
+    """A competitor: `prepare(sample)` is not timed, `run(*prepared)` is.
+
+    ``recipe`` marks lines that people copy, rather than a library.
+    """
 
     name: str
     prepare: Callable[[Sample], tuple[Any, ...]]

@@ -362,7 +362,7 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
 
 
 def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
-    """Return the logarithms of probabilities (n, k) from ``two_columns``, and what was changed.
+    """Return the logarithms of probabilities (n, k) from ``two_columns``, and a summary of changes.
 
     ``zeros`` defines what replaces a zero. Rows are not divided by their sums, because adding a
     constant to a row of logits does not change its probabilities.

@@ -158,7 +158,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "is_a_folder": ErrorCode(422, "The path is a folder."),
     "json_only": ErrorCode(406, "This response is available as JSON only."),
     "key_has_ended": ErrorCode(401, "The key was revoked or has expired.", "client.create_key, called with a key that has the admin scope, creates a new one", command="`calibrd keys create` on the service's machine creates a new one", page="Sign in with another key in a second tab; this page can stay open."),
-    "key_is_final": ErrorCode(409, "A key that has ended cannot be rotated."),
+    "key_is_final": ErrorCode(409, "A revoked or expired key cannot be rotated."),
     "key_required": ErrorCode(401, "The request has no key, and the service requires one.", "pass api_key=, or set CALIBRD_API_KEY", command="set CALIBRD_API_KEY, or pass --api-key", page="Sign in again: the session has ended."),
     "label_on_minus_infinity": ErrorCode(422, "A label points at a logit of -inf.", page="Leave these rows out, or find out why the model produced them."),
     "label_out_of_range": ErrorCode(422, "A label is below 0, or not below the number of columns.", "labels start at 0: subtract 1 if yours start at 1, and pass a column for every class", page="Labels start at 0: subtract 1 if yours start at 1, and make sure that there is a column for every class."),

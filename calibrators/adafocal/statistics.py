@@ -100,7 +100,7 @@ class ExactRows:
 
 @dataclass(frozen=True, eq=False)
 class CountedRows:
-    """Numbers of rows and hits (2, 32768) in cells of log odds."""
+    """Counts of rows and hits (2, 32768) per cell of log odds."""
 
     table: Integers
 
@@ -302,7 +302,7 @@ class BinStatistics:
         )
 
     def to_bytes(self) -> bytes:
-        """Return compact bytes: one or two per row, or some ten thousand in all for cells."""
+        """Return compact bytes: one or two per row, or tens of thousands in total for cells."""
         return MAGIC + zlib.compress(plain_bytes(self.spread, self.sums), 6)
 
     @classmethod

@@ -85,7 +85,7 @@ def run_gammas(steps: Iterable[Step]) -> Spec:
     }
     title = {
         "text": "gamma by bin",
-        "subtitle": "above 0 focal: less confidence; below 0 inverse-focal: more",
+        "subtitle": "focal above 0: lowers confidence; inverse-focal below 0: raises it",
     }
     layers = [zero_line(), sessions(), lines_of_bins(y), switches, flags(MARKS)]
     return _chart(steps, title, layers, HEIGHT)

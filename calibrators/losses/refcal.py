@@ -20,7 +20,7 @@ def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
 
     It is ``min over positives 1/2 |e_i - e_p|^2 - min over negatives 1/2 |e_i - e_n|^2`` on
     L2-normalised embeddings, or 0 for an anchor without positives or negatives. ``contrastive`` is
-    an upper bound of it at temperatures up to 1 (Lemma 2 of the source), but not above.
+    an upper bound on it at temperatures up to 1 (Lemma 2 of the source), but not above.
     """
     unit = F.normalize(embeddings, dim=1, eps=SMALLEST)
     half = 1 - unit @ unit.T

@@ -113,7 +113,7 @@ def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
 
 
 def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool]:
-    """Return the largest value of each row of an oriented block, and whether all are valid."""
+    """Return the row maxima of a block from ``oriented``, and whether all values are valid."""
     rows = (values.shape[1 - axis],)
     largest, off = (scratch.take(name, rows, values.dtype) for name in ("largest", "off"))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -126,7 +126,7 @@ def _row_maxima(values: Array, axis: int, scratch: Scratch) -> tuple[Array, bool
 
 
 def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> Array:
-    """Return the value (n,) at each row's label in an oriented block."""
+    """Return the value (n,) at each row's label in a block from ``oriented``."""
     rows = np.arange(labels.size)
     if axis == 1:
         return np.asarray(values[rows, labels])

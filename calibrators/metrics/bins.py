@@ -111,7 +111,7 @@ class TiedRows:
     correct: Floats
 
     def equal_mass(self, bins: int) -> BinTable:
-        """Return the table of M = `bins` bins, of which bin i ends after floor(i n / M) rows.
+        """Return a table of M = `bins` bins; bin i ends after floor(i n / M) rows.
 
         Rows that are tied at an edge are shared by the bins on both sides in proportion. The
         outermost edges are 0 and 1; an edge inside a tie is interpolated.

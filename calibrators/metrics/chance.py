@@ -25,9 +25,9 @@ class ChanceTest:
     ``auroc`` is how well the probability of a class separates its rows from the others: the AUROC
     of one class against the rest, averaged over the classes with weights n_c (n - n_c). It is 0.5
     on average if the labels are permuted, whatever their frequencies, and at most ``limit`` in 99 %
-    of all permutations. ``accuracy`` is the share of correct rows, ``accuracy_by_chance`` what
-    permuted labels would give: the frequency of each class among the predictions times that among
-    the labels, summed.
+    of all permutations. ``accuracy`` is the share of correct rows. ``accuracy_by_chance`` is what
+    permuted labels would give: the sum over classes of the frequency among the predictions times
+    the frequency among the labels.
     """
 
     rows: int
@@ -46,10 +46,10 @@ def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTe
     """Test whether the labels depend on the probabilities; None if all labels are equal.
 
     Ranking decides, not accuracy, which for rare classes hardly exceeds the share of the largest
-    class even if the model is good. Mean and variance of the sum of ranks over all permutations of
-    the labels are exact, its distribution is taken as normal (Hoeffding 1951); ties share their
-    mean rank. With two classes this is the Mann-Whitney test. Of large sets, evenly spaced rows
-    are used: at least 1,000, and at most 2**18 divided by the number of classes with rows.
+    class even if the model is good. The mean and variance of the sum of ranks over all permutations
+    of the labels are exact; its distribution is taken to be normal (Hoeffding 1951). Ties share
+    their mean rank. With two classes this is the Mann-Whitney test. For large sets, evenly spaced
+    rows are used: at least 1,000, and at most 2**18 divided by the number of classes with rows.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=500)

@@ -64,12 +64,12 @@ class CurveTable(NamedTuple):
 
 
 def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
-    """Return the table of all rows of a set, computed in one pass; logits are times ``scale``.
+    """Return the table of all rows of a set, computed in one pass.
 
-    The weights of a node follow by squaring from those of the node an octave below, since
-    exp(-2 b e) = exp(-b e)^2. Only every ``RESTART`` octaves are they computed anew, to limit
-    rounding errors. If E and V are the mean and variance of e under the weights, r' = -b E and
-    r'' = r' + b^2 V.
+    Logits are multiplied by ``scale``. The weights of a node are the squares of those of the node
+    an octave below, since exp(-2 b e) = exp(-b e)^2. Every ``RESTART`` octaves they are computed
+    from scratch, to limit rounding errors. If E and V are the mean and variance of e under the
+    weights, r' = -b E and r'' = r' + b^2 V.
     """
     last = nodes.count - 1
     values = np.empty((2 * nodes.count + 2, data.n), dtype=np.float32)
@@ -105,7 +105,7 @@ def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
 def _excess(
     block: Floats, axis: int, scale: float, scratch: Scratch
 ) -> tuple[Floats, Floats, NDArray[np.intp]]:
-    """Return ``d_k - margin`` and the margins, both times the scale, and the top classes.
+    """Return ``d_k - margin`` and the margins, both multiplied by the scale, and the top classes.
 
     The top class and classes at -inf have no weight at any node. In a row with a single finite
     logit, one other class has weight, so that r is 0, but the margin is so large that this has no

@@ -85,8 +85,8 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "Its lower bound is the ECE minus what noise may have added, or 0 if a calibrated model "
         "could show such an ECE by chance. Its upper bound is the ECE plus a quantile of its "
         "spread.",
-        "verdict": "Better and worse mean that the whole interval of the change lies on that side "
-        "of 0; a loss of AUROC counts only beyond "
+        "verdict": "Better means that the whole interval of the change lies on the better side of "
+        "0, worse that it lies on the worse side; a loss of AUROC counts only beyond "
         f"{100 * MIN_RANKING_LOSS:g} points. The verdict is based on the debiased squared error, "
         "NLL, Brier score, accuracy and the AUROC of correct vs. wrong. If calibration is "
         "better, any loss makes the verdict a trade-off, and so does an AUROC whose interval "

@@ -40,7 +40,8 @@ class _Explained(StrEnum):
 class Verdict(_Explained):
     """Whether a calibration map improved the judged rows.
 
-    "Better" and "worse" mean that the whole interval of the change lies on that side of 0.
+    "Better" means that the whole interval of the change lies on the better side of 0, and "worse"
+    that it lies on the worse side.
 
     >>> Verdict("improved").meaning
     'calibration is better, and NLL, Brier score, accuracy and ranking are not worse'
@@ -143,9 +144,9 @@ def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
 def in_doubt(change: Mapping[str, Interval]) -> bool:
     """Return whether there are too few rows to rule out that the ranking is worse.
 
-    This is so if the interval of the AUROC change reaches below 0 and more than 4 points below the
-    estimate. Two hundred rows are too few to detect a fall of 5 points, but the interval is still
-    narrow if a map hardly reorders the rows.
+    This is the case if the interval of the AUROC change reaches below 0 and more than 4 points
+    below the estimate. Two hundred rows are too few to detect a fall of 5 points, but the interval
+    is still narrow if a map hardly reorders the rows.
 
     >>> in_doubt({"refinement_auroc": Interval(0.0, -0.05, 0.05, 0.95)})
     True

@@ -21,7 +21,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, client: Client, version: Version, alias: str) -> Figures | None:
-        """Compare a version with the alias's current version, or if that fails with the model."""
+        """Compare a version with the alias's current version or, if that fails, with the model."""
         compared = _compared(client, version, alias)
         if compared is not None:
             return compared

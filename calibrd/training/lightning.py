@@ -26,7 +26,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 
 def bases() -> tuple[type, ...]:
-    """Return the Callback classes of the imported packages; if none is imported, the installed."""
+    """Return the Callback classes of the imported packages, or else of the installed ones."""
     loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:

@@ -77,7 +77,10 @@ class Connection:
         return cls(found, key, timeout, retry_seconds, part_bytes)
 
     def options(self, *, foreign: bool = False) -> dict[str, Any]:
-        """Return the arguments of an httpx client; a foreign one sends no key or user agent."""
+        """Return the arguments of an httpx client.
+
+        A client for other servers (``foreign``) sends no key or user agent.
+        """
         headers = {"Accept-Encoding": ACCEPTED}
         if not foreign:
             version = metadata.version("calibrd")

@@ -32,7 +32,7 @@ class Keys(Repository):
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
 
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
-        """Return those of the ids that belong to a workspace."""
+        """Return the ids that belong to a workspace."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:

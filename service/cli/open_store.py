@@ -58,7 +58,7 @@ def database_explained() -> Iterator[None]:
 
 @contextmanager
 def failures_explained() -> Iterator[None]:
-    """Turn failures of a command that this user can mend into errors that say what to check.
+    """Convert failures that the user can fix into errors that say what to check.
 
     Other errors, such as a violated constraint, are bugs and keep their traceback.
     """

@@ -153,7 +153,7 @@ class Doctor:
             if document is not None:
                 verdict = Report.from_dict(document).verdict
                 if verdict != version.verdict:
-                    problem = f"its report states {verdict}, but its row {version.verdict}"
+                    problem = f"its report states {verdict}, but its row states {version.verdict}"
                     yield Finding("row_differs", named(found), problem, CHANGED)
             elif version.fit is not None or version.verdict is not None:
                 yield Finding("report_missing", named(found), "its report is missing", advice)

@@ -100,7 +100,7 @@ def register(
 def _registered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> Version | None:
-    """Return the version added by an earlier identical request with this key; None if none."""
+    """Return the version added by an earlier identical request with this key, if any."""
     known = idempotency.answered(store, principal, key, request)
     if known is None:
         return None
@@ -242,7 +242,10 @@ def _report(report: dict[str, Any]) -> Report:
 
 
 def _not_drawn(spec: dict[str, Any]) -> str:
-    """Return an empty SVG: building the chart checks it, and drawing takes ten times as long."""
+    """Return an empty SVG in place of a chart.
+
+    To check a report, building its charts is enough; drawing them takes ten times as long.
+    """
     return ""
 
 

@@ -247,7 +247,7 @@ def check_call_cost(served: Served, values: Array) -> None:
         most = MAX_COST * rows // cost
         raise TooLarge(
             "too_many_rows",
-            f"this map takes long per row: at most {most} rows are calibrated in one call, "
+            f"this map is slow to apply: at most {most} rows are calibrated in one call, "
             f"got {rows}: send fewer, or apply the map with the SDK",
             limit=most,
         )
@@ -320,7 +320,7 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         return f"model_mismatch; {mismatch}"
     raise Conflict(
         "model_mismatch",
-        f"{mismatch}: send that model's values, or use fingerprint=warn",
+        f"{mismatch}: send values from that version's model, or use fingerprint=warn",
         expected=served.model,
         got=model[:SHOWN],
     )

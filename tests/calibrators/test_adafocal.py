@@ -289,7 +289,7 @@ def test_as_json_and_back_every_bit_stays():
     ],
     ids=str,
 )
-def test_a_document_that_is_no_state_is_refused(change):
+def test_a_document_that_is_not_a_state_is_refused(change):
     document = {**AdaFocalState.initial().to_dict(), **change}
     with pytest.raises((DataError, ParameterError)):
         AdaFocalState.from_dict(document)

@@ -136,7 +136,7 @@ def test_under_autocast():
 
 
 @pytest.mark.parametrize("ignored", [-100, 3])
-def test_ignored_labels_count_for_nothing(ignored):
+def test_ignored_labels_do_not_count(ignored):
     logits, labels = batch()
     labels = labels.where(labels != 3, torch.tensor(4))
     kept = torch.arange(64) % 3 != 0
@@ -195,7 +195,7 @@ def test_a_checkpoint_resumes_the_state():
     assert resumed["loss"](logits, labels).item() == loss(logits, labels).item()
 
 
-def test_a_new_state_is_in_force_at_once_and_copies_go_their_own_way():
+def test_a_new_state_applies_at_once_and_copies_are_independent():
     logits, labels = batch()
     loss = AdaFocalLoss(steered([1.0]))
     before = loss(logits, labels).item()

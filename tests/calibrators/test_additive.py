@@ -92,7 +92,7 @@ def test_cells_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(difference).max() < 0.03
 
 
-def test_mends_what_one_temperature_cannot() -> None:
+def test_corrects_errors_that_one_temperature_cannot() -> None:
     fit, test = two_regimes(6000, 0)[0], two_regimes(20_000, 1)[0]
     p = Additive().fit(fit).apply(test.logits)
     floor = noise_floor(p.max(axis=1), draws=50).mean

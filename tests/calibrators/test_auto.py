@@ -55,14 +55,14 @@ def test_temperature_scaling_is_fitted_once_on_all_rows(
     assert rows.count(data.n) == 1
 
 
-def test_leaves_a_calibrated_model_nearly_alone() -> None:
+def test_leaves_a_calibrated_model_nearly_unchanged() -> None:
     for seed in range(3):
         data = draw(4000, 4, temperature=1.0, seed=seed)
         moved = Auto().fit(data).apply(data.logits) - softmax(data.logits)
         assert np.abs(moved).mean() < 0.01
 
 
-def test_mends_what_one_temperature_cannot() -> None:
+def test_corrects_errors_that_one_temperature_cannot() -> None:
     fit, test = two_regimes(6000, 0)[0], two_regimes(6000, 1)[0]
     errors = {
         recipe.name: ece(recipe.fit(fit).apply(test.logits), test.labels)
@@ -154,7 +154,7 @@ def test_methods_for_comparison_are_tried_only_if_they_are_named() -> None:
     assert [one["method"] for one in named.fit_info["candidates"]] == ["additive", "cts", "bbq"]
 
 
-def test_takes_a_method_that_changes_the_class_where_that_is_the_truth() -> None:
+def test_chooses_a_class_changing_method_if_it_matches_the_truth() -> None:
     rng = np.random.default_rng(0)
     truth = draw(4000, 4, temperature=1.0)
     bias = np.array([3.0, 0.0, -1.0, 0.0])
@@ -244,7 +244,7 @@ class SlowLater(TemperatureScaling):
         return super()._fit(data, context)
 
 
-def test_what_is_stopped_in_a_later_fold_is_left_out_once() -> None:
+def test_a_candidate_stopped_in_a_later_fold_is_left_out_once() -> None:
     contest = Contest(draw(300, 3), FitContext("cpu", None, None), folds=4, seed=0, budget=0.3)
     trials = contest.run({"temperature": TemperatureScaling(), "later": SlowLater()})
     assert list(trials) == ["temperature"]
@@ -275,7 +275,7 @@ def test_the_report_says_how_long_each_candidate_took() -> None:
     assert "seconds" not in fitted.fit_info
 
 
-def test_the_base_is_there_whatever_is_named() -> None:
+def test_the_base_is_included_whatever_is_named() -> None:
     data = draw(2000, 4)  # three times too large, which a temperature corrects
     with pytest.warns(OutOfTime, match="too short for: spline"):
         fitted = Auto(candidates=("spline",), budget=1e-9).fit(data)

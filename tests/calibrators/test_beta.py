@@ -122,7 +122,7 @@ def test_the_two_functions_of_two_classes_mirror_each_other() -> None:
 
 
 @pytest.mark.parametrize("truth", [(-0.6, 1.0, 0.0), (1.0, -0.6, 0.0), (3.0, -2.0, 1.0)])
-def test_a_negative_bend_becomes_none_and_the_rest_is_fitted_again(
+def test_a_negative_parameter_becomes_0_and_the_others_are_refitted(
     truth: tuple[float, float, float],
 ) -> None:
     data = bent(4000, *truth)
@@ -155,7 +155,7 @@ def test_both_bends_may_vanish() -> None:
     assert expit(found.weights[0, 2]) == pytest.approx(label.mean(), abs=1e-6)
 
 
-def test_rows_that_do_not_count_are_as_if_they_were_not_there() -> None:
+def test_rows_that_do_not_count_have_no_effect() -> None:
     rng = np.random.default_rng(1)
     first, second = -rng.exponential(size=(2, 3, 400))
     label = (rng.random((3, 400)) < 0.4).astype(np.float64)
@@ -174,7 +174,7 @@ def test_rows_that_do_not_count_are_as_if_they_were_not_there() -> None:
         assert found.value[j] == pytest.approx(expected.value[0], abs=1e-12)
 
 
-def test_classes_that_never_or_always_occur_have_a_finite_answer() -> None:
+def test_classes_that_never_or_always_occur_have_a_finite_optimum() -> None:
     data = draw(2000, 4)
     rest = data.take(np.flatnonzero(data.labels != 2))
     fitted = Beta().fit(rest)
@@ -213,7 +213,7 @@ def test_warns_if_it_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted.fit_info["gradient"] > 1e-8
 
 
-def test_maps_that_make_no_sense() -> None:
+def test_invalid_maps() -> None:
     ones = np.ones(3)
     good = BetaMap(k=3, base_temperature=1.0, a=ones, b=ones, c=ones)
     with pytest.raises(ParameterError, match=r"a must have .* each of 3 classes, got shape \(2,\)"):
@@ -224,7 +224,7 @@ def test_maps_that_make_no_sense() -> None:
         replace(good, c=np.array([0.0, np.nan, 0.0]))
 
 
-def test_what_is_too_small_for_float32_is_no_warning() -> None:
+def test_values_too_small_for_float32_cause_no_warning() -> None:
     huge = np.full(3, 1e40)
     fitted = BetaMap(k=3, base_temperature=1.0, a=huge, b=np.zeros(3), c=huge)
     rows = np.array([[9.0, 0.0, 0.0]], dtype=np.float32)

@@ -78,7 +78,7 @@ def test_the_objective_on_cells_is_that_on_rows(name: str, k: int) -> None:
         )
 
 
-def test_the_order_of_the_rows_is_of_no_account() -> None:
+def test_the_order_of_the_rows_does_not_matter() -> None:
     data = draw(6000, 5)
     order = np.random.default_rng(1).permutation(data.n)
     first, means = observe_cells(data, 0.7, standard(data))

@@ -179,7 +179,7 @@ def test_the_work_grows_as_the_rows_do(report: Report) -> None:
         {"title": {"text": "x", "orient": "bottom"}},
     ],
 )
-def test_what_is_not_known_is_left_to_vega(report: Report, change: dict[str, Any]) -> None:
+def test_unsupported_charts_are_left_to_vega(report: Report, change: dict[str, Any]) -> None:
     assert all(map(render.can_draw, specs(report).values()))
     assert not render.can_draw({**charts.reliability(report), **change})
     assert not render.can_draw(charts.run_errors([]))

@@ -194,7 +194,7 @@ def test_rows_may_come_in_any_order(name: str, fitted: CalibrationMap) -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 64.0])
-def test_the_scale_of_the_logits_is_of_no_account(
+def test_the_scale_of_the_logits_does_not_matter(
     name: str, factor: float, fitted: CalibrationMap
 ) -> None:
     if name in ("identity", "auto", "ets"):
@@ -326,7 +326,7 @@ def test_fits_may_run_side_by_side(name: str, fitted: CalibrationMap) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 20])
-def test_tiny_sets_give_an_answer(name: str, n: int) -> None:
+def test_tiny_sets_give_a_finite_result(name: str, n: int) -> None:
     data = draw(max(n, 2), 3, seed=4).take(np.arange(n))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)

@@ -93,7 +93,7 @@ def test_the_temperature_is_that_of_whole_lists(k: int, kept: int, temperature: 
     assert fitted.kept == kept
 
 
-def test_what_is_missing_may_be_divided_among_the_zeros() -> None:
+def test_missing_probability_may_be_divided_among_the_zeros() -> None:
     """Lists whose sums reveal the truncation are refused, and the message says what to do."""
 
     def whole(p: Array) -> Array:
@@ -111,7 +111,7 @@ def test_what_is_missing_may_be_divided_among_the_zeros() -> None:
 
 @pytest.mark.parametrize("digits", [None, 2])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_single_row_gets_what_it_gets_among_others(name: str, digits: int | None) -> None:
+def test_a_single_row_gets_the_same_result_as_among_others(name: str, digits: int | None) -> None:
     """The ratio is stored in the map, because new rows have no labels."""
     p, labels = drawn(3000, 10, 3)
     given = cut(p, 3, digits=digits).astype(np.float32)
@@ -144,13 +144,13 @@ def test_the_warning_and_the_report_describe_the_change() -> None:
 @pytest.mark.parametrize("k", [3, 10, 100])
 @pytest.mark.parametrize("step", [0.1, 0.01, 1e-4])
 @pytest.mark.parametrize("n", [100, 3000])
-def test_rounded_lists_are_not_taken_as_cut(n: int, step: float, k: int) -> None:
+def test_rounded_lists_are_not_taken_as_truncated(n: int, step: float, k: int) -> None:
     p, labels = drawn(n, k, 3)
     given = np.round(np.rint(p / step) * step, 6)
     assert CalibrationSet.from_probabilities(given, labels, warn=False).zeros.ratio == 0
 
 
-def test_lists_without_labels_on_zeros_are_read_as_before() -> None:
+def test_lists_without_labels_on_zeros_are_read_unchanged() -> None:
     p, _ = drawn(1000, 10, 3)
     given = cut(p, 3)
     data = CalibrationSet.from_probabilities(given, given.argmax(axis=1), warn=False)

@@ -213,6 +213,6 @@ def test_masked_arrays_are_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [np.zeros(10, dtype=bool), np.array([[1, 2]]), np.array([], int)])
-def test_take_refuses_what_is_no_list_of_rows(rows: Any) -> None:
+def test_take_refuses_anything_but_a_list_of_rows(rows: Any) -> None:
     with pytest.raises(DataError, match="at least one row"):
         draw(10, 2).take(rows)

@@ -122,7 +122,7 @@ def test_finds_the_share_of_chance() -> None:
     )
 
 
-def test_a_weight_that_is_not_wanted_is_exactly_zero() -> None:
+def test_an_unused_weight_is_exactly_zero() -> None:
     fitted = fit(SETS["only a temperature off"])
     assert 0.0 in weights_of(fitted)
 

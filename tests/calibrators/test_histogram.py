@@ -154,7 +154,7 @@ def test_onnx_agrees_on_the_real_sample(recipe: Histogram | HistogramOneVsRest) 
     assert (off > 1e-6).sum() <= 1  # a row within rounding of an edge may fall on either side
 
 
-def test_maps_that_make_no_sense() -> None:
+def test_invalid_maps() -> None:
     good = HistogramMap(k=3, base_temperature=1.0, edges=np.zeros(1), accuracy=np.array([0.3, 0.6]))
     rule = r"edges must have one number fewer than accuracy, got shapes \(2,\) and \(2,\)"
     with pytest.raises(ParameterError, match=rule):

@@ -160,7 +160,7 @@ def test_one_vs_rest_agrees_with_scikit_learn(k: int, smoothing: float) -> None:
     np.testing.assert_allclose(fitted.apply(fresh.logits), expected, atol=1e-9)
 
 
-def test_one_vs_rest_repairs_what_depends_on_the_class() -> None:
+def test_one_vs_rest_repairs_errors_that_depend_on_the_class() -> None:
     rng = np.random.default_rng(3)
     z = rng.normal(size=(20_000, 3)) * 2
     labels = (z + np.array([2.0, 0.0, 0.0]) + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -236,7 +236,7 @@ def test_onnx_agrees_on_the_real_sample() -> None:
         ([], [], r"confidence must hold at least 1 number, got shape \(0,\)"),
     ],
 )
-def test_maps_that_make_no_sense(confidence: list, accuracy: list, rule: str) -> None:
+def test_invalid_maps(confidence: list, accuracy: list, rule: str) -> None:
     with pytest.raises(ParameterError, match=rule):
         IsotonicMap(
             k=3,
@@ -255,9 +255,7 @@ def test_maps_that_make_no_sense(confidence: list, accuracy: list, rule: str) ->
         (np.zeros((3, 2)), np.eye(3, 2), r"frequency must be finite and non-decreasing, got 0 at"),
     ],
 )
-def test_tables_that_make_no_sense(
-    probability: np.ndarray, frequency: np.ndarray, rule: str
-) -> None:
+def test_invalid_tables(probability: np.ndarray, frequency: np.ndarray, rule: str) -> None:
     with pytest.raises(ParameterError, match=rule):
         IsotonicOneVsRestMap(
             k=3, base_temperature=1.0, probability=probability, frequency=frequency

@@ -152,7 +152,7 @@ def test_quick_intervals_are_those_of_the_comparison() -> None:
         assert found.high == pytest.approx(expected[name].high)
 
 
-def test_many_rows_are_thinned_out_alike() -> None:
+def test_many_rows_are_subsampled_in_the_same_way() -> None:
     every = np.arange(10_000)
     some = np.sort(np.random.default_rng(0).choice(every, 5_000, replace=False))
     first, second = every[thinned(every, 2_000)], some[thinned(some, 1_000)]

@@ -134,7 +134,7 @@ def test_an_evaluation_set_takes_one_fit_only() -> None:
     assert fitted.fit_info["rows"] == 1500
 
 
-def test_an_evaluation_set_must_be_alike() -> None:
+def test_an_evaluation_set_must_match() -> None:
     with pytest.raises(DataError, match="evaluation"):
         fit_and_judge(Recorder(), drawn(100), evaluation=drawn(100, 4))
 
@@ -148,7 +148,7 @@ def test_a_held_out_share_overrides_the_rule(n: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 0.91, float("nan")])
-def test_a_senseless_held_out_share_is_refused(share: float) -> None:
+def test_an_invalid_held_out_share_is_refused(share: float) -> None:
     with pytest.raises(FitError, match="held_out must be greater than 0"):
         fit_and_judge(Recorder(), drawn(200), held_out=share)
 
@@ -224,7 +224,7 @@ def test_sets_of_probabilities_are_judged_too() -> None:
     assert report.fit["parameters"]["objective"] == "nll"
 
 
-def test_cross_fitting_seldom_blames_a_fit_on_a_calibrated_model() -> None:
+def test_cross_fitting_seldom_calls_a_fit_on_a_calibrated_model_worse() -> None:
     """Without the wider interval of the NLL, one verdict in six was "worse" here."""
     verdicts = [
         fit_and_judge(TemperatureScaling(), drawn(300, seed=seed)).report.verdict
@@ -233,7 +233,7 @@ def test_cross_fitting_seldom_blames_a_fit_on_a_calibrated_model() -> None:
     assert verdicts.count(Verdict.WORSE) <= 5
 
 
-def test_a_name_is_no_recipe_and_an_array_no_set() -> None:
+def test_a_name_is_not_a_recipe_and_an_array_is_not_a_set() -> None:
     for recipe, data in (("temperature", drawn(20)), (TemperatureScaling(), np.zeros((9, 2)))):
         with pytest.raises(FitError, match="takes a recipe such as"):
             fit_and_judge(recipe, data)  # type: ignore[arg-type]

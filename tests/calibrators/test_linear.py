@@ -94,7 +94,7 @@ def test_is_the_optimum_that_scipy_finds(recipe: type, k: int) -> None:
 
 
 @every_method
-def test_a_smaller_tolerance_comes_nearer(recipe: type) -> None:
+def test_a_smaller_tolerance_gets_closer_to_the_optimum(recipe: type) -> None:
     data = distorted(1500, 5)
     made = recipe(tolerance=1e-10)
     best, p = fit_by_scipy(made, features(recipe, data), data.labels)
@@ -115,7 +115,7 @@ def test_without_a_penalty_it_is_multinomial_logistic_regression(recipe: type) -
 
 
 @every_method
-def test_of_a_calibrated_model_little_is_changed(recipe: type) -> None:
+def test_a_calibrated_model_is_changed_little(recipe: type) -> None:
     data = draw(20_000, 4, temperature=1.0)
     fitted = recipe().fit(data)
     np.testing.assert_allclose(square(fitted), np.eye(4), atol=0.12)
@@ -178,7 +178,7 @@ def test_vector_scaling_finds_the_true_weights_and_bias() -> None:
 
 
 @every_method
-def test_a_tolerance_at_which_nothing_need_be_done_is_refused(recipe: type) -> None:
+def test_a_tolerance_that_requires_no_work_is_refused(recipe: type) -> None:
     with pytest.raises(ParameterError, match=r"tolerance must be at most 0\.01, got 10"):
         recipe(tolerance=10)
 

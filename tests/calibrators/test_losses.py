@@ -284,7 +284,7 @@ def test_focal_and_flsd_against_their_formulas() -> None:
     )
 
 
-def test_a_gamma_that_pushes_the_wrong_way_is_warned_of() -> None:
+def test_a_gamma_that_pushes_the_wrong_way_causes_a_warning() -> None:
     with pytest.warns(WrongWayGradients, match="use a gamma below 3.591"):
         made("inverse_focal", gamma=4.0)
     with pytest.warns(WrongWayGradients):
@@ -423,7 +423,7 @@ def test_correctness_ranking_without_an_index_is_cross_entropy_in_evaluations_on
     torch.testing.assert_close(loss.eval()(logits, labels), F.cross_entropy(logits, labels))
 
 
-def test_correctness_ranking_counts_what_was_right() -> None:
+def test_correctness_ranking_counts_correct_predictions() -> None:
     logits, labels, more = batch(dtype=torch.float32)
     loss = CorrectnessRankingLoss(samples=200)
     for _ in range(3):

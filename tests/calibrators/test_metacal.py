@@ -88,7 +88,7 @@ def test_no_fewer_rows_are_accepted_than_the_accuracy_needs() -> None:
     assert fitted.fit_info["accepted"] == np.flatnonzero(accuracies >= 0.9).max() + 1
 
 
-def test_the_default_accuracy_is_half_of_what_can_be_gained() -> None:
+def test_the_default_accuracy_is_half_of_the_possible_gain() -> None:
     data = draw(4000, 5, temperature=0.5)
     fitted = fit(data, constraint="accuracy")
     scores = entropy(softmax(data.logits / fitted.base_temperature, axis=1), axis=1)
@@ -185,7 +185,7 @@ def test_all_accepted_rows_right_keep_the_temperature_of_all() -> None:
         ),
     ],
 )
-def test_a_number_that_the_constraint_does_not_look_at_is_refused(
+def test_a_number_that_the_constraint_ignores_is_refused(
     parameters: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(ParameterError, match=rf"MetaCal\.{rule}"):

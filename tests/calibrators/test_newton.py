@@ -59,7 +59,7 @@ def test_preconditioners_are_positive(kind: type[Regression]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Diagonal, Full])
-def test_goes_on_in_float64_where_float32_ends(kind: type[Regression]) -> None:
+def test_continues_in_float64_when_float32_is_exhausted(kind: type[Regression]) -> None:
     function, context = problem(kind, np.float32), FitContext()
     found = minimise(function, 1e-11, context)
     assert function.x.dtype == np.float64

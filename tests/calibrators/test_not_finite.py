@@ -34,7 +34,7 @@ def test_fitted_maps_are_proved(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("factor", [1e300, -1e300, 1e160, 1e-300])
-def test_no_map_answers_what_is_not_finite(name: str, factor: float) -> None:
+def test_no_map_returns_values_that_are_not_finite(name: str, factor: float) -> None:
     """Each array of a fitted map times a huge number is either refused or gives finite results."""
     fitted = fit(name)
     rng = np.random.default_rng(0)

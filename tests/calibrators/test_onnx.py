@@ -48,13 +48,13 @@ def test_real_sample_and_probabilities() -> None:
     assert np.abs(given - fitted.apply(p)).max() <= 1e-6
 
 
-def test_a_wrong_model_is_not_handed_out() -> None:
+def test_a_wrong_model_is_not_returned() -> None:
     data = onnx.export(TemperatureMap(k=3, temperature=1.5))
     with pytest.raises(ExportError, match="onnxruntime differs from the map by"):
         onnx.prove(TemperatureMap(k=3, temperature=1.500001e0 * 1.01), data)
 
 
-def test_a_model_that_does_not_run_is_not_handed_out() -> None:
+def test_a_model_that_does_not_run_is_not_returned() -> None:
     with pytest.raises(ExportError, match="onnxruntime cannot run the export"):
         onnx.prove(TemperatureMap(k=3, temperature=1.5), b"no model")
     four = onnx.export(TemperatureMap(k=4, temperature=1.5))

@@ -53,7 +53,7 @@ def search_from(
             return temperatures, best
 
 
-def test_is_what_the_plain_search_finds() -> None:
+def test_agrees_with_the_plain_search() -> None:
     data = draw(500, 4, dtype=np.float64)
     expected, value = greedy_search(data)
     fitted = PredictedClassTemperature().fit(data)

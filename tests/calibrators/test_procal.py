@@ -138,7 +138,7 @@ def test_the_shifts_of_bins_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("form", ["density_ratio", "bin_mean_shift"])
-def test_it_corrects_what_temperature_scaling_cannot(form: Any) -> None:
+def test_it_corrects_errors_that_temperature_scaling_cannot(form: Any) -> None:
     fitted, scaled = ProCal(form=form).fit(DATA), TemperatureScaling().fit(DATA)
     truth = softmax(OTHER.logits / TRUE_TEMPERATURE[:, np.newaxis], axis=1).max(axis=1)
     off = [np.abs(one.apply_set(OTHER).max(axis=1) - truth).mean() for one in (fitted, scaled)]

@@ -51,7 +51,7 @@ def test_jacobian_is_the_derivative(k: int) -> None:
         np.testing.assert_allclose(jacobian[place], (up - down) / (2 * step), atol=2e-3)
 
 
-def test_reaches_what_scipy_reaches() -> None:
+def test_reaches_the_objective_of_scipy() -> None:
     data = draw(800, 6, dtype=np.float64)
     one = problem(data, 1 / 800)
     start = Network.start(5, 5, seed=0)
@@ -67,7 +67,7 @@ def test_reaches_what_scipy_reaches() -> None:
     assert reached <= 2 * theirs.cost / data.n * (1 + 2e-3)
 
 
-def test_reaches_what_training_reaches() -> None:
+def test_reaches_the_objective_of_training() -> None:
     """The reference is Adam by autograd on the squared error, as in the paper."""
     data = draw(1000, 12, dtype=np.float64)
     one = problem(data, 1 / data.n)
@@ -120,7 +120,7 @@ def test_the_gradient_of_other_objectives_is_the_derivative(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nll", "label_smoothing", "brier", "charbonnier"])
-def test_other_objectives_reach_what_scipy_reaches(name: str) -> None:
+def test_other_objectives_reach_the_values_of_scipy(name: str) -> None:
     one = descent(name, draw(800, 6, temperature=1.5, dtype=np.float64))
     start = Network.start(5, 5, seed=0)
     found, value, _ = one.solve(start, 1e-7, FitContext())

@@ -88,7 +88,7 @@ def test_a_map_that_only_looks_good_on_other_rows_ties_with_none() -> None:
     assert recommend([first, candidate("identity")._replace(rows=rows)]).place == 0
 
 
-def test_every_method_has_its_place() -> None:
+def test_every_method_is_ranked() -> None:
     ranks = {method: kind.complexity for method, kind in all_maps().items()}
     assert len(set(ranks.values())) == len(ranks)
     assert max(ranks.values()) < math.inf, "give its map a complexity"

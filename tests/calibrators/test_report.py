@@ -91,7 +91,7 @@ def test_a_gate_compares_roots_with_its_limit(low: float, high: float, expected:
 
 
 @pytest.mark.parametrize("limit", [-0.01, np.nan, np.inf])
-def test_a_gate_refuses_a_senseless_limit(limit: float) -> None:
+def test_a_gate_refuses_an_invalid_limit(limit: float) -> None:
     with pytest.raises(ParameterError, match="limit"):
         gate(SAME, limit)
 
@@ -223,7 +223,7 @@ def test_a_class_error_is_the_binary_error_of_its_probability() -> None:
         assert table.ece[label] == pytest.approx(bins.ece(), abs=1e-12)
 
 
-def test_of_a_thousand_classes_the_fifty_worst_are_kept() -> None:
+def test_the_fifty_worst_of_a_thousand_classes_are_kept() -> None:
     logits, labels = truth(1500, 1000)
     probabilities = softmax(logits)
     report = evaluate(probabilities, labels, before=softmax(3 * logits), draws=2)
@@ -242,7 +242,7 @@ def test_a_report_stays_small() -> None:
     assert len(json.dumps(report.to_dict())) < 90_000
 
 
-def test_a_report_from_before_classes_and_temperatures_can_be_read(fixed: Report) -> None:
+def test_a_report_older_than_classes_and_temperatures_can_be_read(fixed: Report) -> None:
     stored = fixed.to_dict()
     for name in ("by_class", "temperatures"):
         del stored[name]
@@ -311,12 +311,12 @@ def test_a_report_survives_json(fixed: Report) -> None:
 @pytest.mark.parametrize(
     "junk", [{}, {"format": 1}, {"format": 2, "n": 3}, {"format": 2, "n": "3"}]
 )
-def test_what_is_no_report_is_refused(junk: dict[str, object]) -> None:
+def test_anything_but_a_report_is_refused(junk: dict[str, object]) -> None:
     with pytest.raises(DataError, match="not a calibrd report"):
         Report.from_dict(junk)
 
 
-def test_the_summary_says_what_matters(fixed: Report) -> None:
+def test_the_summary_shows_the_key_figures(fixed: Report) -> None:
     text = fixed.summary()
     for words in ("ECE, equal-width bins", "before", "95 % interval", "noise floor", "improved"):
         assert words in text

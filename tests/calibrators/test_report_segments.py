@@ -78,7 +78,7 @@ def test_segments_of_a_single_row_do_not_come_first_by_chance() -> None:
     assert found.by_segment[0].name == "app"
 
 
-def test_of_many_segments_those_of_the_most_rows_are_kept() -> None:
+def test_the_segments_with_the_most_rows_are_kept() -> None:
     sizes = np.random.default_rng(0).permutation(np.arange(1, 151))
     data = draw(sizes.sum(), 3)
     names = np.repeat(np.arange(150), sizes)

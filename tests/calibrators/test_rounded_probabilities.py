@@ -160,7 +160,7 @@ def test_one_column_is_rounded_at_both_ends() -> None:
     assert 0.9 < both[1, 1] < 0.9999
 
 
-def test_sums_may_be_off_by_what_rounding_does() -> None:
+def test_sums_may_be_off_by_rounding() -> None:
     p, labels = drawn(3000, 10, 1)
     given = rounded(p, 0.01)
     off = np.abs(given.sum(axis=1) - 1)
@@ -195,7 +195,7 @@ def test_a_declared_rounding_is_taken() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_single_row_gets_what_it_gets_among_others(name: str) -> None:
+def test_a_single_row_gets_the_same_result_as_among_others(name: str) -> None:
     """The rounding is stored in the map, because a single row cannot show it."""
     p, labels = drawn(3000, 4, 2)
     given = rounded(p, 0.01).astype(np.float32)
@@ -256,14 +256,14 @@ def test_columns_computed_from_rounded_ones_are_recognised(dtype, digits):
     assert step_of(both) == 10.0**-digits
 
 
-def test_exact_probabilities_of_sure_models_are_not_taken_as_rounded():
+def test_exact_probabilities_of_confident_models_are_not_taken_as_rounded():
     rng = np.random.default_rng(0)
     sure = 1 / (1 + np.exp(-20 * rng.normal(size=1000)))
     for exact in (np.stack([1 - sure, sure], axis=1), rng.dirichlet([0.01] * 10, 1000)):
         assert step_of(exact.astype(np.float32)) == 0
 
 
-def test_equal_numbers_get_equal_answers_whatever_their_type():
+def test_equal_numbers_get_equal_results_regardless_of_type():
     rng = np.random.default_rng(0)
     logits = 24 * rng.normal(size=(400, 50))
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))

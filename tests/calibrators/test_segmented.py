@@ -74,7 +74,7 @@ def test_shrinkage_beats_one_temperature_and_own_temperatures(sizes: Sizes, tau:
     assert mean["shrunk"] < 0.85 * min(mean["one"], mean["own"])
 
 
-def test_of_what_needless_temperatures_cost_shrinkage_saves_nine_tenths() -> None:
+def test_shrinkage_saves_nine_tenths_of_the_cost_of_needless_temperatures() -> None:
     mean = losses(np.full(20, 50), 0.0, seeds=8)
     assert mean["shrunk"] - mean["one"] < 0.1 * (mean["own"] - mean["one"])
 

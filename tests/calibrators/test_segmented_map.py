@@ -92,7 +92,7 @@ def test_several_blocks_of_rows_keep_their_segments() -> None:
         (["a", "", "b", "c"], "bad_segment_name"),
     ],
 )
-def test_what_names_no_segments_is_refused(fitted: SegmentedMap, segments: Any, code: str) -> None:
+def test_invalid_segments_are_refused(fitted: SegmentedMap, segments: Any, code: str) -> None:
     with pytest.raises(DataError) as caught:
         fitted.apply(np.zeros((4, 5)), segments)
     assert caught.value.code == code
@@ -120,7 +120,7 @@ def test_fit_info_describes_the_segments(fitted: SegmentedMap) -> None:
     assert info["rows"] == 1800
 
 
-def test_the_class_is_kept_if_the_base_keeps_it(fitted: SegmentedMap) -> None:
+def test_the_class_is_preserved_if_the_base_preserves_it(fitted: SegmentedMap) -> None:
     assert fitted.keeps_class is True
     assert keeps_class("segmented") is None
     logits = draw(500, 5, seed=9).logits

@@ -61,7 +61,7 @@ def test_names_and_integers_are_taken(values: Any, names: tuple[str, ...]) -> No
         (["a", "b", "c"], "segments_length"),
     ],
 )
-def test_what_names_no_segments_is_refused(values: Any, code: str) -> None:
+def test_invalid_segments_are_refused(values: Any, code: str) -> None:
     with pytest.raises(DataError) as caught:
         CalibrationSet([[1.0, 0.0], [0.0, 2.0]], [0, 1], values)
     assert caught.value.code == code
@@ -83,7 +83,7 @@ def test_cells_of_another_kind_are_counted() -> None:
         ([None, None], 2, 0),
     ],
 )
-def test_rows_without_a_segment_are_to_be_named(cells: list[Any], rows: int, first: int) -> None:
+def test_rows_without_a_segment_must_be_named(cells: list[Any], rows: int, first: int) -> None:
     with pytest.raises(DataError, match="a name such as 'other' for rows that have no") as caught:
         Segments.of(cells)
     assert (caught.value.code, caught.value.rows, caught.value.first) == (
@@ -93,7 +93,7 @@ def test_rows_without_a_segment_are_to_be_named(cells: list[Any], rows: int, fir
     )
 
 
-def test_what_is_of_another_kind_is_not_called_missing() -> None:
+def test_input_of_another_kind_is_not_called_missing() -> None:
     for cells in (["web", 1], [1.5, 2.5], ["web", 1, None]):
         with pytest.raises(DataError) as caught:
             Segments.of(cells)

@@ -98,7 +98,7 @@ def autograd(data: CalibrationSet, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [3, 200])
-def test_is_what_autograd_through_the_softmax_gives(k: int) -> None:
+def test_agrees_with_autograd_through_the_softmax(k: int) -> None:
     data = draw(1500, k, temperature=2.0)
     ours = Smart(steps=20).fit(data).apply(data.logits).max(axis=1)
     theirs = autograd(data, 20).numpy()
@@ -106,7 +106,7 @@ def test_is_what_autograd_through_the_softmax_gives(k: int) -> None:
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
-def test_mends_what_one_temperature_cannot() -> None:
+def test_corrects_errors_that_one_temperature_cannot() -> None:
     fit, _ = two_regimes(8000, 0)
     test, truth = two_regimes(8000, 1)
     errors = {
@@ -180,7 +180,7 @@ def test_merged_rows_give_the_map_of_all_rows(
 
 
 @pytest.mark.parametrize("recipe", [Smart(indicator="all_logits"), Smart(objective="brier")])
-def test_what_cannot_be_merged_sees_all_rows(
+def test_objectives_that_cannot_merge_rows_use_all_of_them(
     recipe: Smart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smart, "observe_cells", None)
@@ -227,7 +227,7 @@ def test_boundary_and_flat_logits_give_the_temperature_map() -> None:
         assert isinstance(Smart().fit(CalibrationSet(np.zeros((9, 3)), [0] * 9)), TemperatureMap)
 
 
-def test_unknown_devices_are_refused_with_those_there_are() -> None:
+def test_unknown_devices_are_refused_with_a_list_of_the_available_ones() -> None:
     for device, words in (
         ("cuda:99", "one of those available here"),
         ("abacus", "cpu, cuda or cuda:N"),

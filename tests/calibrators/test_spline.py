@@ -85,7 +85,7 @@ def test_finds_a_smooth_truth_that_no_temperature_can() -> None:
     assert errors[0] < 0.01 < errors[1] / 2
 
 
-def test_leaves_a_calibrated_model_nearly_alone() -> None:
+def test_leaves_a_calibrated_model_nearly_unchanged() -> None:
     fitted = Spline().fit(draw(50_000, 5))
     assert np.abs(fitted.correction).max() < 0.03
 
@@ -148,7 +148,7 @@ def test_onnx_agrees_on_the_real_sample() -> None:
     assert np.abs(given - fitted.apply(rows)).max() <= 1e-6
 
 
-def test_maps_that_make_no_sense() -> None:
+def test_invalid_maps() -> None:
     good = SplineMap(
         k=3, base_temperature=1.0, confidence=np.ones(2), correction=np.zeros(2), least=0.1
     )

@@ -217,7 +217,7 @@ def test_a_row_that_outweighs_all_others_is_named() -> None:
 
 
 @pytest.mark.parametrize("pulls", [[10, 4, 4], [5, 4], [3]])
-def test_no_row_is_blamed_where_all_are_wrong(pulls: list[float]) -> None:
+def test_no_row_is_named_if_all_are_wrong(pulls: list[float]) -> None:
     wrong = CalibrationSet([[pull, 0.0] for pull in pulls], [1] * len(pulls))
     with pytest.warns(BoundarySolution, match="no better than chance"):
         TemperatureScaling().fit(wrong)

@@ -59,7 +59,7 @@ def test_equal_rows_get_equal_probabilities(name: str, n: int, step: float) -> N
 @every
 @steps
 @sizes
-def test_the_order_of_the_classes_is_of_no_account(name: str, n: int, step: float) -> None:
+def test_the_order_of_the_classes_does_not_matter(name: str, n: int, step: float) -> None:
     data = without_tied_tops(n, step)
     turned = CalibrationSet(data.logits[:, TURN], BACK[data.labels])
     given = fit(name, turned).apply(turned.logits)[:, BACK]
@@ -69,7 +69,7 @@ def test_the_order_of_the_classes_is_of_no_account(name: str, n: int, step: floa
 @every
 @steps
 @sizes
-def test_the_type_of_the_logits_is_of_no_account(name: str, n: int, step: float) -> None:
+def test_the_type_of_the_logits_does_not_matter(name: str, n: int, step: float) -> None:
     data = rounded_set(n, step)
     wide = CalibrationSet(data.logits.astype(np.float64), data.labels)
     fitted = fit(name, data)

@@ -198,7 +198,7 @@ def test_class_names_are_refused(values: Any) -> None:
     ],
     ids=lambda one: type(one).__module__.partition(".")[0],
 )
-def test_what_is_no_matrix_is_refused(values: Any) -> None:
+def test_anything_but_a_matrix_is_refused(values: Any) -> None:
     with pytest.raises(DataError, match="logits") as caught:
         as_array(values, "logits")
     assert caught.value.code in ("not_an_array", "bad_shape")
@@ -228,7 +228,7 @@ def test_nothing_is_copied(wrap: Any) -> None:
     assert np.shares_memory(as_array(wrap(rows)), rows)
 
 
-def test_no_library_is_loaded_to_look() -> None:
+def test_no_library_is_imported_to_inspect_values() -> None:
     code = (
         "import sys; from calibrd.io.arrays import as_array; as_array([[1.0, 2.0]]); "
         "print([m for m in ('torch', 'pandas', 'polars', 'pyarrow') if m in sys.modules])"

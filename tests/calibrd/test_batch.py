@@ -68,7 +68,7 @@ def read(path: Path) -> Any:
 
 @pytest.mark.parametrize("end", [".npy", ".npz", ".parquet", ".arrow"])
 @pytest.mark.parametrize("start", ["in.npy", "turned.npy", "in.npz", "in.parquet", "in.arrow"])
-def test_every_format_gives_what_the_map_gives(folder: Path, start: str, end: str) -> None:
+def test_every_format_gives_the_results_of_the_map(folder: Path, start: str, end: str) -> None:
     done = apply_file(FITTED, folder / start, folder / f"out{end}", progress=False)
     assert done == (folder / f"out{end}", 600, 5, None)
     np.testing.assert_array_equal(read(done.target), RIGHT)
@@ -174,7 +174,7 @@ def broken_rows(folder: Path) -> None:
         ("text.npy", "is not a valid numpy array"),
     ],
 )
-def test_what_is_wrong_is_named_and_leaves_nothing(folder: Path, name: str, said: str) -> None:
+def test_invalid_input_is_named_and_leaves_nothing(folder: Path, name: str, said: str) -> None:
     broken_rows(folder)
     before = {*folder.iterdir()}
     for end in (".npy", ".parquet"):
@@ -190,7 +190,7 @@ def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(np.load(folder / "out.npy"), RIGHT)
 
 
-def test_columns_must_be_there_and_free(folder: Path) -> None:
+def test_columns_must_exist_and_be_unused(folder: Path) -> None:
     with pytest.raises(DataError, match="exactly one column 'nothing', but has 'id', 'logits'"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
     with pytest.raises(DataError, match="already has 'id': choose another"):
@@ -326,7 +326,7 @@ def test_dictionaries_within_lists_and_structs(tmp_path: Path) -> None:
         apply_file(FITTED, path, tmp_path / "out.arrow", progress=False)
 
 
-def test_a_column_there_twice_or_named_twice(tmp_path: Path) -> None:
+def test_a_column_that_exists_twice_or_is_named_twice(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     columns = [pa.array([*LOGITS]), pa.array(LABELS), pa.array(LABELS)]
     parquet.write_table(pa.table(columns, names=["logits", "x", "x"]), path)

@@ -67,7 +67,7 @@ def test_promote_with_the_expected_revision(client: calibrd.Client) -> None:
     assert client.get_alias("moves").revision == 3
 
 
-def test_an_alias_that_is_not_there(client: calibrd.Client) -> None:
+def test_a_missing_alias(client: calibrd.Client) -> None:
     client.register("bare", FITTED)
     for ask in (
         lambda: client.get_alias("bare"),
@@ -116,7 +116,7 @@ def test_several_methods_make_several_versions(client: calibrd.Client) -> None:
         client.cancel(ordered)
 
 
-def test_what_a_fit_refuses(client: calibrd.Client) -> None:
+def test_invalid_fit_requests_are_refused(client: calibrd.Client) -> None:
     dataset = client.upload(LOGITS, LABELS, progress=False)
     for asked, code in (
         ({"method": "temprature"}, "unknown_method"),
@@ -141,7 +141,7 @@ def test_arguments_that_an_existing_dataset_excludes(client: calibrd.Client) -> 
             client.start_fit("refused", dataset="ds_1", **given)
 
 
-def test_a_reference_is_no_name() -> None:
+def test_a_reference_is_not_a_name() -> None:
     with calibrd.Client("http://127.0.0.1:9", retry_seconds=0) as nowhere:  # nothing is sent
         for ask in (
             lambda name: nowhere.fit(name, LOGITS, LABELS),
@@ -203,7 +203,7 @@ def test_a_failed_fit_has_a_reason(client: calibrd.Client) -> None:
         client.wait(raised.value.fit)
 
 
-def test_wait_gives_up_in_time_and_the_fit_goes_on(waiting: calibrd.Client) -> None:
+def test_wait_times_out_and_the_fit_continues(waiting: calibrd.Client) -> None:
     ordered = waiting.start_fit("patient", LOGITS, LABELS, progress=False)
     with pytest.raises(errors.WaitedTooLong, match=rf"client\.wait\('{ordered.id}'\)"):
         waiting.wait(ordered, timeout=0.2, progress=False)
@@ -228,7 +228,7 @@ def test_ctrl_c_leaves_the_fit_running(waiting: calibrd.Client) -> None:
     waiting.cancel(fit)
 
 
-def test_ready_names_the_part_that_is_not(client: calibrd.Client, waiting: calibrd.Client) -> None:
+def test_readiness_names_the_failing_part(client: calibrd.Client, waiting: calibrd.Client) -> None:
     found = waiting.ready()
     assert not found
     assert found.workers == "no worker is alive: fits are waiting"

@@ -96,7 +96,7 @@ os._exit(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_both_sides_of_a_fork_get_their_own_answers(client: calibrd.Client) -> None:
+def test_both_sides_of_a_fork_get_their_own_responses(client: calibrd.Client) -> None:
     for temperature in (2.0, 3.0):
         client.register("both-sides", fitted(temperature))
     with faulty_line(client.url) as line:

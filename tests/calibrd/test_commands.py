@@ -170,9 +170,7 @@ def test_a_map_from_a_stale_cache_causes_a_note(
     assert stale["confirmed_at"] == fine["confirmed_at"]
 
 
-def test_a_refused_promotion_names_the_version_that_was_made(
-    calibrd: Any, val: Path, at: str
-) -> None:
+def test_a_refused_promotion_names_the_created_version(calibrd: Any, val: Path, at: str) -> None:
     # 30 rows are too few for a verdict
     asked = ("fit", val, "--name", "same", "--method", "identity", "--held-out", 0.05)
     done = calibrd(*asked, "--promote", "production", "--json")
@@ -336,7 +334,7 @@ def test_warnings_are_notes(calibrd: Any, tmp_path: Path) -> None:
     assert done.document["method"] == "identity"
 
 
-def test_help_is_there_for_every_command(calibrd: Any) -> None:
+def test_help_exists_for_every_command(calibrd: Any) -> None:
     assert calibrd("--help").code == 0
     actions = [one for one in command_parser()._actions if hasattr(one, "choices") and one.choices]
     for name in actions[0].choices or ():
@@ -371,7 +369,7 @@ def test_ctrl_c_while_a_fit_runs(val: Path, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_a_closed_pipe_is_no_trouble(at: str) -> None:
+def test_a_closed_pipe_is_not_an_error(at: str) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -381,7 +379,7 @@ def test_a_closed_pipe_is_no_trouble(at: str) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_what_cannot_be_written_is_no_verdict(
+def test_an_unwritable_result_is_not_a_verdict(
     calibrd: Any, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = tmp_path / "m.calibrd"
@@ -409,7 +407,7 @@ def test_what_cannot_be_written_is_no_verdict(
     assert calibrd(*gate.split()[3:]).code == 3
 
 
-def test_letters_that_the_encoding_lacks(
+def test_characters_that_the_encoding_lacks(
     val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = tmp_path / "m.calibrd"

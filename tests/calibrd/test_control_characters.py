@@ -67,7 +67,7 @@ def test_the_service_refuses_them(client: calibrd.Client, made: calibrd.Version,
     "text",
     ["two\nlines\tand a tab", "from\r\na form", "größer, 日本語", "👩\u200d💻", "می\u200cخواهم"],
 )
-def test_the_service_takes_what_people_write(
+def test_the_service_accepts_text_that_people_write(
     client: calibrd.Client, made: calibrd.Version, text: str
 ) -> None:
     assert client.annotate(made, description=text).description == text

@@ -53,7 +53,7 @@ def test_a_status_has_a_kind(statuses: tuple[int, ...], kind: type[errors.Refuse
     assert told is None or told[1].startswith(("5xx", ", ".join(map(str, statuses))))
 
 
-def test_a_code_of_a_newer_service_is_its_statuss_error() -> None:
+def test_a_code_of_a_newer_service_raises_the_error_of_its_status() -> None:
     error = error_of(problem("comes_next_year", 409))
     assert type(error) is errors.Conflict
     assert error.code == "comes_next_year"
@@ -92,6 +92,6 @@ def test_errors_survive_pickle_and_copy(error: CalibrdError) -> None:
         lambda: report_of([]),
     ],
 )
-def test_an_odd_answer_is_not_calibrds(look) -> None:
+def test_an_odd_response_is_not_from_calibrd(look) -> None:
     with pytest.raises(errors.NotCalibrd, match=r"the (JSON )?response"):
         look()

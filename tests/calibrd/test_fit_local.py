@@ -36,7 +36,7 @@ def test_only_the_map_and_its_report_are_sent(client: calibrd.Client) -> None:
     assert np.abs(given - fitted.map.apply(LOGITS)).max() < 1e-6
 
 
-def test_what_register_takes(client: calibrd.Client) -> None:
+def test_arguments_of_register(client: calibrd.Client) -> None:
     fitted = calibrd.fit_local(LOGITS, LABELS, method="temperature", progress=False)
     with pytest.raises(TypeError, match=r"unpack the result of fit_local as \*fitted"):
         client.register("taken", fitted)
@@ -110,7 +110,7 @@ def test_probabilities() -> None:
         ({"held_out": 2.0, "method": "temperature"}, FitError, "held_out must be"),
     ],
 )
-def test_what_is_refused(given: dict, error: type[Exception], words: str) -> None:
+def test_refused_input(given: dict, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         calibrd.fit_local(LOGITS, LABELS, **{"progress": False, **given})
 

@@ -56,7 +56,7 @@ def test_calibrated_passes_overconfident_fails(gated: Any) -> None:
     assert len(words.splitlines()) == 1
 
 
-def test_what_cannot_be_decided_is_not(gated: Any) -> None:
+def test_undecidable_steps_stay_undecided(gated: Any) -> None:
     code, words = gated(drawn(400, temperature=2.0), 0.02)
     assert code == 2
     assert words.startswith("INSUFFICIENT DATA: ")

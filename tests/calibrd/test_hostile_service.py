@@ -104,7 +104,7 @@ def test_a_name_never_leads_out_of_the_cache(
     assert files_in(tmp_path) == before
 
 
-def test_a_version_made_by_hand_is_checked_as_well(client: calibrd.Client, tmp_path: Path) -> None:
+def test_a_hand_made_version_is_checked_as_well(client: calibrd.Client, tmp_path: Path) -> None:
     version = client.get_version("good@1")
     object.__setattr__(version, "calibrator", "../../../escaped")
     with pytest.raises(ValueError, match="a reference must be"):
@@ -129,7 +129,7 @@ def test_a_version_is_a_number(server: Hostile, client: calibrd.Client, number: 
     assert len(server.seen) == 1
 
 
-def test_an_honest_answer_is_loaded(client: calibrd.Client) -> None:
+def test_a_valid_response_is_loaded(client: calibrd.Client) -> None:
     assert client.load("good", refresh=None).apply([[1.0, 2.0, 3.0]]).shape == (1, 3)
 
 
@@ -153,7 +153,9 @@ ENDLESS = {
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_async: bool) -> None:
+def test_a_response_ends(
+    server: Hostile, client: calibrd.Client, kind: str, is_async: bool
+) -> None:
     server.answers["/v1/methods"] = ENDLESS[kind]
 
     async def ask() -> None:
@@ -166,7 +168,7 @@ def test_an_answer_ends(server: Hostile, client: calibrd.Client, kind: str, is_a
     assert server.sent_bytes < MAX_BYTES + (16 << 20)
 
 
-def test_a_small_answer_does_not_become_a_huge_one(server: Hostile) -> None:
+def test_a_small_response_does_not_become_a_huge_one(server: Hostile) -> None:
     """The peak memory is measured in a separate process."""
     bomb = gzip.compress(bytes(1 << 30), 9)
     assert len(bomb) < 2 << 20
@@ -191,7 +193,7 @@ except calibrd.errors.NotCalibrd as error:
     assert int(megabytes) < 250
 
 
-def test_gzip_is_taken(server: Hostile, client: calibrd.Client) -> None:
+def test_gzip_is_accepted(server: Hostile, client: calibrd.Client) -> None:
     packed = gzip.compress(json.dumps(VERSION).encode())
     server.answers[f"{PLACE}/versions/1"] = Chosen(
         lambda: [packed], headers={"Content-Encoding": "gzip"}
@@ -207,7 +209,7 @@ def test_other_codings_are_refused(server: Hostile, client: calibrd.Client, codi
         client.methods()
 
 
-def test_a_map_is_no_longer_than_its_version_states(
+def test_a_map_is_not_longer_than_its_version_states(
     server: Hostile, client: calibrd.Client
 ) -> None:
     server.answers[f"{PLACE}/versions/1/map"] = Chosen(lambda: itertools.repeat(b"x" * (1 << 16)))
@@ -245,9 +247,7 @@ def test_a_redirect_is_not_followed(server: Hostile, client: calibrd.Client) -> 
     ],
     ids=lambda one: repr(one[:12]),
 )
-def test_odd_json_is_an_error_of_ours(
-    server: Hostile, client: calibrd.Client, content: bytes
-) -> None:
+def test_odd_json_raises_our_error(server: Hostile, client: calibrd.Client, content: bytes) -> None:
     places = [
         "methods",
         "calibrators",
@@ -275,7 +275,7 @@ def test_odd_json_is_an_error_of_ours(
 
 
 @pytest.mark.parametrize("status", [400, 409, 500])
-def test_odd_problems_are_errors_of_ours(
+def test_odd_problems_raise_our_errors(
     server: Hostile, client: calibrd.Client, status: int
 ) -> None:
     for content in (b"[" * 100_000, b'{"code": [], "detail": {}}', b'{"code": 1}', b"9" * 5000):
@@ -315,7 +315,7 @@ def huge_npy() -> bytes:
     ],
     ids=["huge", "rows", "shape", "text", "cut", "version", "zip"],
 )
-def test_odd_arrays_are_errors_of_ours(
+def test_odd_arrays_raise_our_errors(
     server: Hostile, client: calibrd.Client, content: bytes
 ) -> None:
     server.say("/v1/calibrators/good@1/predict", content, **{"Calibrd-Version": "good@1"})

@@ -1,6 +1,6 @@
 """The service is killed during SDK calls and restarted: nothing is lost or duplicated.
 
-test_local_map_away.py covers ``load``.
+test_local_map_without_service.py covers ``load``.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_an_alias_is_followed_and_a_number_is_not(
     assert fixed.refresh() is False
 
 
-def test_refresh_looks_now(client: calibrd.Client) -> None:
+def test_refresh_polls_now(client: calibrd.Client) -> None:
     release(client, "now", 2.0)
     local = client.load("now", refresh=None)
     assert local.refresh() is False
@@ -199,7 +199,7 @@ def test_an_alias_is_not_followed_to_a_map_of_other_input(
         assert local.version == 1
 
 
-def test_what_is_not_there_is_refused(client: calibrd.Client) -> None:
+def test_missing_objects_are_refused(client: calibrd.Client) -> None:
     release(client, "refused", 2.0)
     for ref in ("refused@canary", "refused@7", "nobody"):
         with pytest.raises(NotFound):

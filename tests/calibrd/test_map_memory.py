@@ -26,7 +26,7 @@ def files_of(cache_dir: Path, suffix: str) -> list[Path]:
     return sorted(cache_dir.glob(f"*/maps/*{suffix}"))
 
 
-def test_bytes_that_are_here_are_not_sent_again(client: calibrd.Client, cache_dir: Path) -> None:
+def test_stored_bytes_are_not_sent_again(client: calibrd.Client, cache_dir: Path) -> None:
     version = release(client, "etag", 2.0)
     first = client.load("etag", refresh=None)
     (content,) = files_of(cache_dir, ".map")

@@ -14,7 +14,7 @@ from helpers.live_service import ROOT, running, sample, wait_until
 import calibrd
 
 
-def test_it_calibrates_follows_and_goes_on(tmp_path: Path) -> None:
+def test_it_calibrates_follows_the_alias_and_survives_an_outage(tmp_path: Path) -> None:
     logits, labels = sample(classes=10)
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "--app-dir", "examples", "model_server:app"]

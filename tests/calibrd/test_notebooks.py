@@ -30,7 +30,7 @@ def printed(notebook: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_notebook_prints_what_it_shows(
+def test_a_notebook_prints_its_stored_output(
     path: Path, service: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CALIBRD_URL", service.url)

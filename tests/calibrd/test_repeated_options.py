@@ -89,7 +89,7 @@ def test_several_versions_are_one_document(calibrd: Any, tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_can_be_meant_only_once_is_refused(
+def test_repeated_single_value_options_are_refused(
     calibrd: Any, client: Client, tmp_path: Path, words: tuple[str, ...], told: str
 ) -> None:
     done = calibrd("fit", tmp_path / "val.npz", *words)

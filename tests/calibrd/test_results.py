@@ -92,7 +92,7 @@ def test_a_report_in_a_notebook(report: Report) -> None:
     assert Page(alone._repr_html_()).tags.count("svg") == 1
 
 
-def test_its_look_stays_inside(report: Report) -> None:
+def test_its_styles_stay_inside(report: Report) -> None:
     (style,) = re.findall(r"<style>(.*?)</style>", report._repr_html_(), flags=re.DOTALL)
     plain = re.sub(r"@media [^{]*\{(.*?\})\s*\}", r"\1", style)
     rules = re.findall(r"([^{}]+)\{[^{}]*\}", plain)

@@ -37,7 +37,7 @@ def over(line: FaultyLine) -> Iterator[calibrd.Client]:
         yield made
 
 
-def test_a_service_that_is_away_for_a_moment_is_waited_for(
+def test_a_short_outage_of_the_service_is_waited_out(
     over: calibrd.Client, line: FaultyLine
 ) -> None:
     line.before = first(2, lambda: BUSY)
@@ -115,7 +115,7 @@ def test_retry_after_is_honoured() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 507])
-def test_what_another_try_cannot_mend_is_raised_at_once(
+def test_permanent_errors_are_raised_at_once(
     over: calibrd.Client, line: FaultyLine, status: int
 ) -> None:
     line.before = lambda asked: Say(status)
@@ -124,7 +124,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(
     assert line.count("GET") == 1
 
 
-def test_an_answer_that_takes_too_long(line: FaultyLine) -> None:
+def test_a_response_that_takes_too_long(line: FaultyLine) -> None:
     line.before = first(1, lambda: time.sleep(1))
     with (
         calibrd.Client(line.url, timeout=0.2, retry_seconds=0) as client,
@@ -133,7 +133,7 @@ def test_an_answer_that_takes_too_long(line: FaultyLine) -> None:
         client.methods()
 
 
-def test_what_makes_something_is_made_once(over: calibrd.Client, line: FaultyLine) -> None:
+def test_calls_that_create_something_create_it_once(over: calibrd.Client, line: FaultyLine) -> None:
     line.after = first(2, lose, "POST")
     version = over.register("lost-answers", FITTED)
     assert (version.number, len(over.versions("lost-answers"))) == (1, 1)
@@ -154,7 +154,7 @@ def test_what_makes_something_is_made_once(over: calibrd.Client, line: FaultyLin
         over.delete_dataset(fit.dataset)
 
 
-def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLine) -> None:
+def test_unrepeatable_requests_are_not_repeated(over: calibrd.Client, line: FaultyLine) -> None:
     for _ in range(2):
         over.register("sent-once", FITTED)
     over.promote("sent-once", 1, **FORCED)
@@ -169,7 +169,7 @@ def test_what_must_not_be_sent_twice_is_not(over: calibrd.Client, line: FaultyLi
     assert [move.to_version for move in over.history("sent-once")] == [2, 1, 2, 1]
 
 
-def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None:
+def test_keys_are_not_created_twice(over: calibrd.Client, line: FaultyLine) -> None:
     # before it reaches the service, where a key would lock out all other tests
     line.before = lambda asked: lose() if asked.method == "POST" else None
     for ask in (lambda: over.create_key("a", ["fit"]), lambda: over.rotate_key("b")):
@@ -183,7 +183,7 @@ def test_keys_are_not_made_twice(over: calibrd.Client, line: FaultyLine) -> None
     assert line.count("POST") == 3
 
 
-def test_what_cannot_have_arrived_is_sent_again() -> None:
+def test_requests_that_cannot_have_arrived_are_retried() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with calibrd.Client(f"http://127.0.0.1:{port}", retry_seconds=0.5) as client:
@@ -195,7 +195,7 @@ def test_what_cannot_have_arrived_is_sent_again() -> None:
     assert "CALIBRD_URL" in str(raised.value)
 
 
-def test_an_equal_request_that_was_answered_meanwhile(
+def test_an_identical_request_answered_in_the_meantime(
     over: calibrd.Client, line: FaultyLine
 ) -> None:
     problem = {"code": "idempotency_key_in_use", "detail": "send it again"}

@@ -41,7 +41,7 @@ def fitted(client: calibrd.Client) -> FeatureClippingMap:
     return found
 
 
-def test_the_service_fits_what_is_fitted_here(fitted: FeatureClippingMap) -> None:
+def test_the_service_and_a_local_fit_give_the_same_map(fitted: FeatureClippingMap) -> None:
     here = calibrd.fit_local(**DATA, method="feature_clipping", progress=False)
     assert archive.dump(here.map) == archive.dump(fitted)
 

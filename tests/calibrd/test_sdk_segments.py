@@ -50,7 +50,7 @@ def fitted(client: calibrd.Client) -> SegmentedMap:
     return found
 
 
-def test_the_service_fits_what_is_fitted_here(fitted: SegmentedMap) -> None:
+def test_the_service_and_a_local_fit_give_the_same_map(fitted: SegmentedMap) -> None:
     here = calibrd.fit_local(**DATA, method="segmented", progress=False)
     assert archive.dump(here.map) == archive.dump(fitted)
     assert fitted.segments == ("app", "web")
@@ -155,7 +155,9 @@ def test_errors_are_raised_before_anything_is_sent(client: calibrd.Client) -> No
         client.start_fit("m", dataset="ds_1", segments=["web"])
 
 
-def test_what_the_service_refuses_has_classes(client: calibrd.Client, fitted: SegmentedMap) -> None:
+def test_refusals_of_the_service_have_error_classes(
+    client: calibrd.Client, fitted: SegmentedMap
+) -> None:
     plain = client.upload(DATA["logits"], DATA["labels"], progress=False)
     assert plain.segments is None
     with refused("missing_segments", match="send it with segments"):
@@ -169,7 +171,7 @@ def test_what_the_service_refuses_has_classes(client: calibrd.Client, fitted: Se
     assert {row.name for row in report.by_segment} == {"app", "web"}
 
 
-def test_segments_are_part_of_what_is_uploaded_once(client: calibrd.Client) -> None:
+def test_segments_are_part_of_the_dataset_that_is_uploaded_once(client: calibrd.Client) -> None:
     made = client.upload(**DATA, progress=False)
     assert made.segments == 2
     assert client.upload(**DATA, progress=False) == made
@@ -181,7 +183,7 @@ def test_segments_are_part_of_what_is_uploaded_once(client: calibrd.Client) -> N
         assert in_parts.upload(**swapped, progress=False).segments == 2
 
 
-def test_bytes_without_segments_are_those_of_before() -> None:
+def test_bytes_without_segments_are_unchanged() -> None:
     payload = pack_dataset(np.float32([[2, 1], [0, 3]]), [0, 1], "logits")
     assert payload.media_type == "application/x-safetensors"
     assert payload.sha256 == "f615eda065caf1ee05802d308a2c5236e73ea601c8219eb022c8b3345cb33dc9"
@@ -338,7 +340,7 @@ def test_fits_of_files_on_the_service_have_segments(
     assert client.load("sdk-file@1", refresh=None).map.segments == ("app", "web")
 
 
-def test_a_file_without_the_column_that_is_named(
+def test_a_file_without_the_named_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "map.calibrd")]

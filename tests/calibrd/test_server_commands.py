@@ -78,7 +78,7 @@ def test_flags_before_a_command_of_the_server_are_refused(
     )
 
 
-def test_other_commands_do_not_look_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_do_not_search_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: str) -> None:
         raise AssertionError("looked for entry points")
 

@@ -173,7 +173,7 @@ def test_the_classes_of_a_frozen_estimator_may_have_any_order() -> None:
     assert model.classes_[model.calibration_set_.labels].tolist() == NAMES[Y[UNSEEN]].tolist()
 
 
-def test_the_report_is_of_what_was_fitted() -> None:
+def test_changing_parameters_does_not_change_the_report_of_a_fit() -> None:
     model = CalibratedModel(GaussianNB(), "temperature").fit(X[SEEN], Y[SEEN])
     right = pickle.loads(pickle.dumps(model)).report_  # noqa: S301
     assert model.set_params(calibrator="identity", seed=7).report_ == right
@@ -225,7 +225,7 @@ def test_weights_reach_the_estimator() -> None:
         )
 
 
-def test_what_is_refused() -> None:
+def test_refused_input() -> None:
     def fit(*given: Any, y: Any = Y, **options: Any) -> None:
         CalibratedModel(*given, **options).fit(X[: len(y)], y)
 

@@ -46,7 +46,7 @@ def is_signed(asked: ReceivedRequest) -> bool:
     return asked.method == "PUT" and "X-Amz-Signature" in asked.path
 
 
-def test_parts_go_straight_to_the_store_and_the_key_does_not(
+def test_parts_are_sent_directly_to_the_store_without_the_key(
     local: Local, token: str, store: FaultyLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

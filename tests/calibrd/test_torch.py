@@ -59,7 +59,7 @@ NAMES = [*METHODS, *(f"smart {one}" for one in INDICATORS), "probabilities", "bi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_gives_what_the_map_gives(maps: dict[str, CalibrationMap], name: str) -> None:
+def test_it_gives_the_results_of_the_map(maps: dict[str, CalibrationMap], name: str) -> None:
     fitted = maps[name]
     module = MapModule(fitted)
     rows = trial_rows(fitted)
@@ -117,7 +117,7 @@ def calibrated(model: nn.Module, maps: dict[str, CalibrationMap]) -> CalibratedM
     return CalibratedModule(model, maps["smart"]).eval()
 
 
-def test_the_map_takes_what_the_model_gives(
+def test_the_map_accepts_the_output_of_the_model(
     model: nn.Module, maps: dict[str, CalibrationMap]
 ) -> None:
     model.eval()
@@ -224,7 +224,7 @@ def test_collect_logits(model: nn.Module, capsys: pytest.CaptureFixture[str]) ->
     CalibrationSet(logits, labels)
 
 
-def test_what_cannot_be_collected(model: nn.Module) -> None:
+def test_outputs_that_cannot_be_collected(model: nn.Module) -> None:
     for batch in (torch.zeros(2, 4), [torch.zeros(2, 4)], {"features": torch.zeros(2, 4)}):
         with pytest.raises(TypeError, match="a batch must be"):
             collect_logits(model, [batch], progress=False)

@@ -36,7 +36,7 @@ def test_it_is_the_pure_update_of_what_was_observed() -> None:
     assert steered.loss(logits, labels) == wanted
 
 
-def test_a_checkpoint_goes_on_where_it_was_made() -> None:
+def test_a_checkpoint_continues_where_it_was_created() -> None:
     first = AdaFocal(None, run="kept", rate=2.0)
     (logits, labels), *others = passes(3)
     first.observe(logits, labels)

@@ -71,7 +71,7 @@ def trainer(folder: Path, epochs: int, callback: Any, **options: Any) -> Any:
     )
 
 
-def test_a_training_is_a_run_and_its_checkpoint_goes_on(
+def test_training_is_a_run_and_continues_from_its_checkpoint(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
     def begun(epochs: int) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ def leave(path: Path, plan: SessionPlan, *numbers: int) -> Outbox:
     return made
 
 
-def test_what_the_dead_left_is_taken_over_the_oldest_first(tmp_path: Path) -> None:
+def test_leftovers_of_dead_processes_are_taken_over_oldest_first(tmp_path: Path) -> None:
     path = tmp_path / "run" / DATABASE
     ended = [leave(path, monitored("b", begun=2.0), 1), leave(path, monitored("c", 1.0), 1, 2)]
     ended.append(leave(path, monitored("sent", begun=0.5), 1))
@@ -63,7 +63,7 @@ def test_what_the_dead_left_is_taken_over_the_oldest_first(tmp_path: Path) -> No
         one.shutdown().result()
 
 
-def test_one_of_many_takes_over_what_was_left(tmp_path: Path) -> None:
+def test_one_of_many_processes_takes_over_leftovers(tmp_path: Path) -> None:
     """All processes look at once; while the one that succeeds lives, others get nothing."""
     path = tmp_path / "run" / DATABASE
     for number in range(5):
@@ -77,7 +77,7 @@ def test_one_of_many_takes_over_what_was_left(tmp_path: Path) -> None:
         one.shutdown().result()
 
 
-def test_many_can_write_at_once(tmp_path: Path) -> None:
+def test_many_writers_can_write_concurrently(tmp_path: Path) -> None:
     path = tmp_path / "run" / DATABASE
     with ThreadPoolExecutor(8) as pool:
         written = list(pool.map(lambda one: leave(path, monitored(f"{one}"), 1, 2), range(8)))
@@ -113,7 +113,7 @@ def test_few_passes_wait_in_memory(
     job.close()
 
 
-def test_what_is_sent_leaves_where_the_run_was(tmp_path: Path) -> None:
+def test_sent_steps_leave_the_position_of_the_run(tmp_path: Path) -> None:
     """Nothing else is left, and the disk space is released."""
     path = tmp_path / "run" / DATABASE
     made = Outbox(path)
@@ -129,7 +129,7 @@ def test_what_is_sent_leaves_where_the_run_was(tmp_path: Path) -> None:
     made.shutdown().result()
 
 
-def test_what_is_sent_late_does_not_wind_the_run_back(
+def test_late_steps_do_not_rewind_the_run(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path
 ) -> None:
     """An offline job, a second job on another machine, and a third on the first machine."""
@@ -168,7 +168,7 @@ def test_a_slow_clock_does_not_make_a_job_an_old_one(
 
 @pytest.mark.parametrize("kind", [AdaFocal, Monitor])
 @pytest.mark.parametrize("lost", ["pass", "session"])
-def test_what_follows_a_lost_step_is_decided(
+def test_steps_after_a_lost_step_are_decided(
     kind: type[AdaFocal | Monitor],
     lost: str,
     line: FaultyLine,
@@ -202,7 +202,7 @@ def test_what_follows_a_lost_step_is_decided(
     assert line_of(client, run)[-2:] == [3, 4]
 
 
-def test_one_session_that_cannot_be_sent_holds_up_no_other(
+def test_a_session_that_cannot_be_sent_delays_no_other(
     line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     first, second, third = passes(3)
@@ -216,7 +216,7 @@ def test_one_session_that_cannot_be_sent_holds_up_no_other(
     assert unsent(tmp_path) == [1]
 
 
-def test_the_session_before_a_checkpoint_is_put_away(
+def test_the_session_before_a_checkpoint_is_set_aside(
     client: calibrd.Client, tmp_path: Path
 ) -> None:
     with Monitor(client, run="put-away", budget=30) as job:
@@ -288,7 +288,7 @@ def test_a_killed_job_leaves_its_steps_to_the_next(
     assert [one.name for one in tmp_path.rglob("*.*")] == [DATABASE]
 
 
-def test_folders_of_living_jobs_are_left_alone(client: calibrd.Client, tmp_path: Path) -> None:
+def test_folders_of_running_jobs_are_left_alone(client: calibrd.Client, tmp_path: Path) -> None:
     with nobody() as url, AdaFocal(url, run="living", budget=0.1) as job:
         stepped(job, passes(1)[0])
         with AdaFocal(url, run="living", budget=0.1) as other:

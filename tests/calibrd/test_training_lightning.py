@@ -91,7 +91,7 @@ def fitted(pl: Any, module: Any, folder: Path, epochs: int, *used: Any, **option
 
 
 @pytest.mark.parametrize("name", callbacks.NAMES)
-def test_a_fit_is_a_run_and_its_checkpoint_goes_on(
+def test_a_fit_is_a_run_and_continues_from_its_checkpoint(
     name: str, both: dict[str, Any], client: calibrd.Client, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)

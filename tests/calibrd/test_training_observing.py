@@ -22,7 +22,7 @@ def check_near(found: BinStatistics, wanted: BinStatistics) -> None:
         )
 
 
-def test_tensors_give_what_arrays_give(device: str) -> None:
+def test_tensors_give_the_same_results_as_arrays(device: str) -> None:
     logits, labels = drawn()
     wanted = BinStatistics.from_logits(logits, labels)
     place = torch.device(device)
@@ -64,7 +64,7 @@ def test_one_column_is_the_logit_of_class_1() -> None:
         check_near(statistics_of(torch.tensor(given), torch.tensor(labels)), wanted)
 
 
-def test_impossible_classes_and_sure_rows_are_legal() -> None:
+def test_impossible_classes_and_certain_rows_are_valid() -> None:
     logits = torch.tensor([[float("-inf"), 900.0, -900.0], [0.0, float("-inf"), float("-inf")]])
     for given in (logits, logits.double().numpy()):
         found = statistics_of(given, torch.tensor([1, 0])).summary()

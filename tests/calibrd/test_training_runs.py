@@ -19,7 +19,7 @@ from calibrd.errors import NotCalibrd, Unauthenticated
 from calibrd.training import AdaFocal, Monitor
 
 
-def test_a_run_goes_on_where_it_was(client: calibrd.Client) -> None:
+def test_a_run_continues_where_it_was(client: calibrd.Client) -> None:
     first, second, third, fourth = passes(4)
     with AdaFocal(client, run="goes-on", rate=4.0) as before:
         stepped(before, first, second)
@@ -76,7 +76,7 @@ def test_an_older_checkpoint_is_a_session_from_its_step(client: calibrd.Client) 
     assert len(client.get_run("checkpoint").sessions or []) == 3
 
 
-def test_a_session_named_again_goes_on_or_becomes_another(client: calibrd.Client) -> None:
+def test_a_session_named_again_continues_or_becomes_another(client: calibrd.Client) -> None:
     first, second, third = passes(3)
     with AdaFocal(client, run="named", session="job-7") as job:
         stepped(job, first)
@@ -127,7 +127,9 @@ def test_a_wrong_key_is_raised_at_once(line: FaultyLine) -> None:
             Monitor(line.url, run="no-key", fresh=fresh)
 
 
-def test_ranks_that_only_the_service_knows(service: Running, client: calibrd.Client) -> None:
+def test_ranks_that_communicate_only_through_the_service(
+    service: Running, client: calibrd.Client
+) -> None:
     """Each rank observes a part, and all get the state for the whole set."""
     given = passes(6)
     states: dict[int, list[object]] = {}
@@ -156,7 +158,7 @@ def test_ranks_that_only_the_service_knows(service: Running, client: calibrd.Cli
     assert [step.ranks for step in client.run_history("apart")] == [[0, 1, 2]] * 2
 
 
-def test_a_rank_without_an_answer_goes_on_and_adopts_the_state_later(
+def test_a_rank_without_a_response_continues_and_adopts_the_state_later(
     service: Running, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third, fourth = passes(4)
@@ -183,7 +185,7 @@ def test_a_rank_without_an_answer_goes_on_and_adopts_the_state_later(
     wait_until(lambda: line_of(client, "slow-rank") == [1, 2])
 
 
-def test_a_wait_that_breaks_off_is_taken_up_again(service: Running, line: FaultyLine) -> None:
+def test_an_interrupted_wait_is_resumed(service: Running, line: FaultyLine) -> None:
     mine, yours = passes(2)
     line.before = first(1, lose, "GET", "/state")
     options = {"run": "broken-wait", "world_size": 2, "session": "job", "budget": 5}
@@ -200,7 +202,9 @@ def test_a_wait_that_breaks_off_is_taken_up_again(service: Running, line: Faulty
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_foreign_service_is_an_error_at_the_start(line: FaultyLine, fresh: bool) -> None:
+def test_a_service_that_is_not_calibrd_is_an_error_at_the_start(
+    line: FaultyLine, fresh: bool
+) -> None:
     line.before = lambda asked: Say(404, {}, b"<html>")
     with pytest.raises(NotCalibrd, match="is not a calibrd service"):
         Monitor(line.url, run="elsewhere", fresh=fresh, budget=30)

@@ -118,7 +118,7 @@ def test_the_same_awaited(service: Running, line: FaultyLine, data) -> None:
     assert line.count("PUT") == -(-made.bytes // SMALL) + 2
 
 
-def test_a_line_that_drops_is_tried_again(
+def test_a_dropped_connection_is_retried(
     over: calibrd.Client, line: FaultyLine, client: calibrd.Client, data
 ) -> None:
     line.before = first(3, lose, "PUT")
@@ -129,7 +129,7 @@ def test_a_line_that_drops_is_tried_again(
     assert client.get_dataset(f"sha256:{made.sha256}") == made
 
 
-def test_an_upload_that_broke_off_goes_on_later(
+def test_an_interrupted_upload_resumes_later(
     line: FaultyLine, client: calibrd.Client, data, cache_dir: Path
 ) -> None:
     arrived = threading.Semaphore(3)
@@ -159,7 +159,7 @@ def test_an_upload_that_broke_off_goes_on_later(
 
 
 @pytest.mark.parametrize("written", ["", "..", "ds_1/../2\n", "\x00" * 30])
-def test_a_memory_that_is_no_id_counts_as_none(
+def test_a_cached_value_that_is_not_an_id_counts_as_missing(
     client: calibrd.Client, line: FaultyLine, data, cache_dir: Path, written: str
 ) -> None:
     line.before = lambda asked: lose() if asked.method == "PUT" else None
@@ -176,7 +176,7 @@ def test_a_memory_that_is_no_id_counts_as_none(
     assert not remembered.exists()
 
 
-def test_an_upload_that_is_gone_begins_anew(
+def test_a_deleted_upload_starts_over(
     over: calibrd.Client, line: FaultyLine, client: calibrd.Client, data, cache_dir: Path
 ) -> None:
     refused = {"code": "no_such_dataset", "detail": "it was given up"}
@@ -283,7 +283,9 @@ def test_labels_are_stored_as_class_indices(
     assert np.array_equal(found["labels"], LABELS % 2)
 
 
-def test_probabilities_are_called_so(client: calibrd.Client, service: Running) -> None:
+def test_probabilities_are_stored_as_probabilities(
+    client: calibrd.Client, service: Running
+) -> None:
     shifted = np.exp(LOGITS - LOGITS.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
     made = client.upload(probabilities, LABELS, kind="probabilities", progress=False)
@@ -291,7 +293,7 @@ def test_probabilities_are_called_so(client: calibrd.Client, service: Running) -
     assert np.array_equal(stored(service, made)["probabilities"], probabilities)
 
 
-def test_what_breaks_a_rule_is_not_sent(over: calibrd.Client, line: FaultyLine) -> None:
+def test_invalid_input_is_not_sent(over: calibrd.Client, line: FaultyLine) -> None:
     broken = LOGITS.copy()
     broken[3, 1] = np.nan
     for logits, labels, code in (

@@ -109,25 +109,25 @@ def test_the_environment_is_used_unless_something_is_given(
         "http://host/#x",
     ],
 )
-def test_what_is_no_url_of_a_service(url: str) -> None:
+def test_invalid_service_urls(url: str) -> None:
     with pytest.raises(ValueError, match="url must "):
         calibrd.Client(url)
 
 
 @pytest.mark.parametrize("key", ["cal_a b", "cal_ä", "cal_a\x00b", "cal_a\nb", "cal_“x”"])
-def test_what_is_no_key_is_refused_and_not_shown(key: str) -> None:
+def test_an_invalid_key_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match="api_key must be") as raised:
         calibrd.Client(api_key=key)
     assert key not in str(raised.value)
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"retry_seconds": -1}, {"part_bytes": 1}])
-def test_limits_that_make_no_sense(options: dict[str, int]) -> None:
+def test_invalid_limits(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         calibrd.Client(**options)
 
 
-def test_names_cannot_lead_elsewhere(line: FaultyLine) -> None:
+def test_names_cannot_change_the_path(line: FaultyLine) -> None:
     with calibrd.Client(line.url) as client:
         for name in ("../keys", "a/../../keys", "a?b", "a#b", "ä", "a%2Fb", "", ".", ".."):
             with pytest.raises((errors.Refused, ValueError)):

@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_sdk_and_the_maths_only(wheel: Path) -> None:
     assert wheel.stat().st_size < MAX_WHEEL_BYTES
 
 
-def test_it_brings_little(python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_gains_little(python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(*pip(python), "list", "--format=json", **outside(tmp_path)))
     versions = {one["name"]: one["version"] for one in found}
     size = _bytes(next((python.parents[1] / "lib").glob("python*/site-packages")))

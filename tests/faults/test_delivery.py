@@ -39,9 +39,7 @@ def all_is_done(site: Site) -> None:
 
 
 @on_both
-def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
-    site: Site, note: Callable[..., None]
-) -> None:
+def test_a_fit_announced_many_times_runs_once(site: Site, note: Callable[..., None]) -> None:
     count = 10
     site.staff(CREW)
     for _ in range(count):
@@ -55,9 +53,7 @@ def test_a_fit_that_workers_are_woken_for_many_times_is_done_once(
 
 
 @on_both
-def test_fits_handed_back_and_announced_late_are_done_once(
-    site: Site, note: Callable[..., None]
-) -> None:
+def test_requeued_fits_announced_late_run_once(site: Site, note: Callable[..., None]) -> None:
     count = 10
     dice = random.Random(5)  # noqa: S311
     site.staff(CREW)

@@ -64,7 +64,7 @@ def order(number: int) -> Sent:
 
 
 @on_both
-def test_a_killed_api_loses_nothing_it_acknowledged(
+def test_a_killed_api_loses_nothing_that_it_acknowledged(
     own_site: Site, note: Callable[..., None]
 ) -> None:
     site, count = own_site, 20

@@ -65,7 +65,9 @@ def runs_for_the_second_time(site: Site, fit: Fit) -> bool:
 
 
 @on_both
-def test_a_paused_worker_that_wakes_changes_nothing(site: Site, note: Callable[..., None]) -> None:
+def test_a_paused_worker_changes_nothing_when_it_resumes(
+    site: Site, note: Callable[..., None]
+) -> None:
     count = 5 if site.is_fleet else 2
     site.staff(CREW)
     for number in range(count):

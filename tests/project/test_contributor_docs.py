@@ -134,19 +134,19 @@ def test_constants_that_contributors_extend_exist() -> None:
         assert name in stored, (path, name)
 
 
-def test_every_room_is_on_the_map() -> None:
+def test_every_package_is_in_the_architecture_page() -> None:
     named = paths_in(ARCHITECTURE)
     for package in ("calibrators", "calibrd", "service"):
         rooms = {f"{package}/{one.parent.name}/" for one in ROOT.glob(f"{package}/*/__init__.py")}
         assert rooms <= named, rooms - named
 
 
-def test_there_are_four_journeys() -> None:
+def test_there_are_four_call_paths() -> None:
     assert list(JOURNEYS) == ["Upload and fit", "Predict", "Local apply", "AdaFocal step"]
 
 
 @pytest.mark.parametrize("title", JOURNEYS)
-def test_a_journey_is_within_its_limit(title: str) -> None:
+def test_a_call_path_is_within_its_limit(title: str) -> None:
     journey = JOURNEYS[title]
     assert 0 < len(journey.files) <= journey.limit
     assert len(set(journey.files)) == len(journey.files)

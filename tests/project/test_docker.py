@@ -171,11 +171,11 @@ def test_requirements_are_those_of_the_extras() -> None:
 @pytest.mark.parametrize(
     "path", [".env", ".git/config", "calibrd-data/calibrd.db", ".venv/bin/python", "tests/x.py"]
 )
-def test_what_is_no_part_of_an_image_stays_out_of_the_build(path: str) -> None:
+def test_files_not_needed_in_an_image_stay_out_of_the_build(path: str) -> None:
     assert is_ignored(PurePosixPath(path), IGNORE)
 
 
-def test_sources_are_part_of_the_build_but_not_what_python_left() -> None:
+def test_sources_are_part_of_the_build_but_caches_are_not() -> None:
     assert not is_ignored(PurePosixPath("service/storage/migrations/env.py"), IGNORE)
     assert is_ignored(PurePosixPath("service/api/__pycache__/guard.cpython-311.pyc"), IGNORE)
 
@@ -206,7 +206,7 @@ def test_settings_in_the_env_file_reach_our_services_and_no_others() -> None:
         assert one.get("env_file") == wanted
 
 
-def test_postgres_lets_in_all_that_may_come() -> None:
+def test_postgres_accepts_all_possible_connections() -> None:
     needed = 31 * int(EXAMPLE["API_REPLICAS"]) + 50 * (int(EXAMPLE["WORKER_REPLICAS"]) + 1)
     assert int(EXAMPLE["POSTGRES_CONNECTIONS"]) > needed
 
@@ -234,7 +234,7 @@ def test_compose_services_are_locked_down(name: str) -> None:
 
 
 @service
-def test_compose_services_wait_for_what_is_healthy_or_done(name: str) -> None:
+def test_compose_services_wait_for_healthy_or_finished_ones(name: str) -> None:
     one = SERVICES[name]
     ends = one["restart"] == "no"
     has_check = "healthcheck" in one or name in IMAGES
@@ -246,7 +246,7 @@ def test_compose_services_wait_for_what_is_healthy_or_done(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_compose_runs_our_images_as_they_are_meant(name: str) -> None:
+def test_compose_runs_our_images_as_intended(name: str) -> None:
     one = SERVICES[name]
     target = one["build"].get("target", name)
     file = one["build"].get("dockerfile", "Dockerfile")
@@ -265,7 +265,7 @@ def test_compose_runs_our_images_as_they_are_meant(name: str) -> None:
 
 
 @service
-def test_compose_mounts_what_is_there(name: str) -> None:
+def test_compose_mounts_existing_files(name: str) -> None:
     for volume in SERVICES[name].get("volumes", []):
         source, _, _rest = volume.partition(":")
         is_file = source.startswith("./")

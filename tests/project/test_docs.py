@@ -21,13 +21,13 @@ def test_the_guide_to_reports_lists_every_field() -> None:
         assert f"`{field.name}`" in guide
 
 
-def test_every_make_target_is_there() -> None:
+def test_every_make_target_exists() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
     named = set(re.findall(r"make ([a-z-]+)", README))
     assert named <= set(targets)
 
 
-def test_links_and_figures_are_there() -> None:
+def test_links_and_figures_exist() -> None:
     for link in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / link).exists(), link
     assert not re.search(r"\b(RESULT|SUMMARY|METHODS|VERDICTS)\b", README)

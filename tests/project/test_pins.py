@@ -28,7 +28,7 @@ def test_every_line_is_an_exact_pin() -> None:
     assert len(pins()) == len([one for one in lines if one])
 
 
-def test_the_environment_is_what_is_pinned() -> None:
+def test_the_environment_matches_the_pins() -> None:
     pinned = pins()
     installed = {name_of(one.metadata["Name"]): one.version for one in metadata.distributions()}
     others = {name: version for name, version in installed.items() if name not in OWN}

@@ -103,7 +103,7 @@ def proxy(replicas: list[Poisoned], tmp_path: Path) -> Iterator[str]:
         ("PUT", "/v1/datasets/x/parts/1", 2),
     ],
 )
-def test_a_request_that_ends_replicas_reaches_few(
+def test_a_request_that_crashes_replicas_reaches_few(
     proxy: str, replicas: list[Poisoned], method: str, path: str, most: int
 ) -> None:
     content = b"{}" if method != "GET" else None
@@ -112,9 +112,7 @@ def test_a_request_that_ends_replicas_reaches_few(
     assert 1 <= sum(one.requests for one in replicas) <= most
 
 
-def test_a_replica_that_cannot_be_reached_is_passed_over(
-    proxy: str, replicas: list[Poisoned]
-) -> None:
+def test_an_unreachable_replica_is_skipped(proxy: str, replicas: list[Poisoned]) -> None:
     for one in replicas[1:]:
         one.close()
     for _ in range(4 * REPLICAS):

@@ -80,7 +80,7 @@ def test_the_server_requires_its_own_sdk_and_not_torch(
     assert "torch" not in names
 
 
-def test_serve_answers_with_pages_and_fits(served: Running) -> None:
+def test_serve_shows_pages_and_runs_fits(served: Running) -> None:
     with served.client() as client:
         assert client.get("/healthz").status_code == 200
         assert "<h1" in client.get("/", headers=BROWSER).raise_for_status().text
@@ -106,9 +106,7 @@ def test_the_greeting_can_be_pasted_anywhere(
     assert told == "fashion@1 improved\n"
 
 
-def test_the_commands_work_on_what_is_stored(
-    served: Running, calibrd: Path, tmp_path: Path
-) -> None:
+def test_the_commands_work_on_stored_data(served: Running, calibrd: Path, tmp_path: Path) -> None:
     def command(*words: object) -> str:
         return run(calibrd, *words, "--data-dir", served.data_dir, **outside(tmp_path))
 

@@ -175,7 +175,7 @@ def test_a_wrong_download_is_refused_and_leaves_nothing(fashion_mnist, files, ad
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_file_that_is_no_idx_is_refused(fashion_mnist, files):
+def test_a_file_that_is_not_idx_is_refused(fashion_mnist, files):
     (files / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"P5 no such thing"))
     with pytest.raises(ValueError, match="must be an IDX file of bytes"):
         fashion_mnist.load(files)

@@ -53,7 +53,7 @@ def test_stale_tables_are_named_and_written(
     assert "| `CALIBRD_DATABASE_URL` | empty | " in guide.read_text()
 
 
-def test_a_name_that_no_table_has_is_an_error(tables: ModuleType) -> None:
+def test_an_unknown_table_name_is_an_error(tables: ModuleType) -> None:
     with pytest.raises(KeyError, match="metrcs"):
         tables.filled("<!-- table:metrcs -->\n<!-- end -->")
 

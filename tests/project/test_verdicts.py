@@ -105,7 +105,7 @@ def test_a_report_without_intervals_of_ranking_is_read_and_explained() -> None:
     assert (alone.lost, alone.verdict_sentence) == ((), "")
 
 
-def test_a_calibrated_model_is_seldom_called_anything(study: Any) -> None:
+def test_a_calibrated_model_seldom_gets_a_verdict_of_change(study: Any) -> None:
     """60 sets of each kind; the study uses 1,000. At 5 %, 3 are expected; 9 are too many."""
     for name, n, k in (("temperature scaling", 200, 2), ("two equal models", 300, 10)):
         found = study.verdicts(study.Case("calibrated", name, n, k), range(60))
@@ -126,7 +126,7 @@ def test_a_map_that_ruins_ranking_or_accuracy_is_never_improved(study: Any, name
     assert found["improved"] == 0, found
 
 
-def test_a_map_that_does_good_gets_its_due(study: Any) -> None:
+def test_a_map_that_helps_is_called_improved(study: Any) -> None:
     found = study.verdicts(study.Case("repaired", "temperature scaling", 5000, 10), range(20))
     assert found["improved"] >= 18, found
 
@@ -139,7 +139,7 @@ def at_confidence(n: int, gap: float, seed: int) -> Report:
     return evaluate(np.column_stack((confidence, 1 - confidence)), labels, draws=2, seed=seed)
 
 
-def test_a_calibrated_model_does_not_fail_a_gate_of_the_ece() -> None:
+def test_a_calibrated_model_does_not_fail_an_ece_gate() -> None:
     """Its true ECE is 0 and the measured ECE is noise: at most one in forty may fail."""
     reports = [at_confidence(400, 0.0, seed) for seed in range(120)]
     assert min(report.metrics["ece"] or 0.0 for report in reports) > 0.005

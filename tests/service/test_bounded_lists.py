@@ -90,7 +90,7 @@ def test_only_aliases_in_use_are_looked_up(local: Local, monkeypatch: pytest.Mon
     assert set(asked) == {"used"}
 
 
-def test_maps_in_memory_know_nothing_of_their_fit(local: Local) -> None:
+def test_maps_in_memory_hold_no_fit_info(local: Local) -> None:
     body = registration(TemperatureMap(k=3, temperature=2.0, fit_info=INFO))
     assert local.post("/v1/calibrators/a/versions", json=body).is_success
     assert local.get("/v1/calibrators/a@1/predict?logits=1,2,3").is_success

@@ -114,7 +114,7 @@ def test_fields_with_secret_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert line["key_id"] == "ab12"
 
 
-def test_plain_words_stay(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_words_are_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     said = "dataset calibration_set of 5 rows at http://127.0.0.1:8000/v1 took 3 s"
     assert logs.redact(said) == said
 

@@ -30,7 +30,7 @@ def at_once(count: int, call):
         return list(threads.map(one, range(count)))
 
 
-def test_equal_uploads_at_once_are_one_dataset(local):
+def test_identical_concurrent_uploads_are_one_dataset(local):
     body = npz(*sample(2000))
     answers = at_once(8, lambda _: local.post("/v1/datasets", content=body, headers=NPZ))
     assert sorted(one.status_code for one in answers) == [200] * 7 + [201]
@@ -38,7 +38,7 @@ def test_equal_uploads_at_once_are_one_dataset(local):
     assert len(stored.keys(local.app.state.parts.blobs)) == 1
 
 
-def test_commits_at_once_give_the_same_dataset(tenant):
+def test_concurrent_commits_give_the_same_dataset(tenant):
     body = npz(*sample(2000))
     made = tenant.post("/v1/datasets?upload=parts").json()
     url = f"/v1/datasets/{made['id']}"
@@ -72,7 +72,7 @@ def test_one_of_many_movers_wins(tenant):
     assert len(tenant.get(f"{url}/history").json()["items"]) == 2
 
 
-def test_equal_orders_at_once_with_one_key_are_one_fit(tenant):
+def test_identical_concurrent_fit_requests_with_one_key_are_one_fit(tenant):
     body = npz(*sample(100))
     headers = NPZ | {"Idempotency-Key": "k"}
     url = "/v1/calibrators/c/fits?method=temperature"
@@ -105,7 +105,7 @@ def test_replay_outlives_the_dataset(tenant):
         'params={"stps":1}',
     ],
 )
-def test_refused_order_keeps_nothing(tenant, query):
+def test_a_refused_fit_request_stores_nothing(tenant, query):
     answer = tenant.post(f"/v1/calibrators/c/fits?{query}", content=npz(*sample(50)), headers=NPZ)
     assert answer.status_code == 422, answer.text
     assert tenant.get("/v1/datasets").json()["items"] == []
@@ -224,7 +224,7 @@ def test_packed_bodies_are_refused(tenant):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("days", [0, -1, 1e9, float("nan"), float("inf")])
-def test_senseless_lifetimes_of_keys_are_refused(local, days):
+def test_invalid_lifetimes_of_keys_are_refused(local, days):
     with local.app.state.parts.database.write() as store:
         workspace = keys.workspace_named(store, "default").id
         with pytest.raises(Invalid):

@@ -298,7 +298,7 @@ def _too_long(seconds: float, received: int) -> TooSlow:
 async def refuse(
     scope: Scope, receive: Receive, send: Send, refusal: Exception, has_ended: bool = False
 ) -> None:
-    """Respond and close, but give a client that is still sending time to read the response.
+    """Send the response; close only after a client that is still sending has had time to read it.
 
     Closing with unread bytes resets the connection, and a reset can overtake the response.
     """

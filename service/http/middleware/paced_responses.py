@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PIECE_BYTES = 1 << 18
+# a server buffers as much as this for a client before it waits
+BUFFERED_BYTES = 1 << 16
 
 
 class PacedResponses:
@@ -26,15 +28,15 @@ class PacedResponses:
 
         async def split_send(message: Message) -> None:
             body = message.get("body", b"")
-            if message["type"] != "http.response.body" or len(body) <= PIECE_BYTES:
+            if message["type"] != "http.response.body" or len(body) <= BUFFERED_BYTES:
                 await send(message)
                 return
             view = memoryview(body)
-            more_body = message.get("more_body", False)
             for start in range(0, len(body), PIECE_BYTES):
                 piece = view[start : start + PIECE_BYTES]  # not a copy: static files are shared
-                is_last = start + PIECE_BYTES >= len(body)
-                more = more_body or not is_last
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if not message.get("more_body", False):
+                # the server waits before it sends, so the last piece needs a message after it
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self.app(scope, receive, split_send)

@@ -54,7 +54,7 @@ def get_alias(
     responses=openapi.errors(
         {
             409: "The version was judged worse or at chance, could not be judged, takes different "
-            "input from the version that the alias points at, or measurably loses accuracy: "
+            "input from the version that the alias points at, or is measurably less accurate: "
             "needs_force",
             412: "The alias has moved in the meantime: alias_has_moved",
         }
@@ -73,9 +73,9 @@ def move_alias(
     """Point an alias at a version.
 
     A version with the verdict `worse`, `insufficient_data` or `at_chance` needs `force` and a
-    `reason`. So does a version that measurably loses accuracy, compared with the uncalibrated
-    model, or with the version that the alias points at on rows that both were judged on. For a
-    `trade_off` the response has a `warning`.
+    `reason`. So does a version that is measurably less accurate than the uncalibrated model or, on
+    the rows that both were judged on, than the version that the alias points at. For a `trade_off`
+    the response has a `warning`.
     """
     moved = promote(
         joined.database,

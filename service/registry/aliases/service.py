@@ -67,7 +67,7 @@ def move(
 
     ``expected`` is the revision that the caller last read; 0 means no alias yet, None any revision.
     A version that was judged worse or at chance, could not be judged, takes different input from
-    the one that the alias points at, or measurably loses accuracy needs ``force`` and a reason;
+    the one that the alias points at, or is measurably less accurate, needs ``force`` and a reason;
     ``change`` is the change in accuracy on rows that both were judged on.
     """
     check_alias(alias)

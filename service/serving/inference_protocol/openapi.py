@@ -27,7 +27,7 @@ ERRORS = {
     "409": (
         "The map was fitted for another model",
         "resnet50-prod@3 was fitted for 'resnet50:v1', but the caller's model is 'resnet50:v2': "
-        "send that model's values, or use fingerprint=warn",
+        "send values from that version's model, or use fingerprint=warn",
     ),
     "413": (
         "The request is too large, or its response would be",

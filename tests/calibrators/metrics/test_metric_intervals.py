@@ -117,7 +117,7 @@ def test_counts_of_strata_give_the_bounds_of_resampled_rows(sample, rows: int) -
             assert np.abs(apart).max() < 0.08 * (high - low)
 
 
-def test_the_shift_removes_the_second_dose_of_noise(sample) -> None:
+def test_the_shift_removes_the_noise_added_twice(sample) -> None:
     """The plain draws of a calibrated model lie above its own estimate."""
     probabilities, labels = sample(300)
     found = bootstrap_interval(ece, probabilities, labels, draws=300)
@@ -200,7 +200,7 @@ def test_many_bins_take_little_memory(levels: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(200, 0.081), (1000, 0.039), (5000, 0.016)])
-def test_noise_floor_has_the_magnitude_measured_before(sample, rows, expected) -> None:
+def test_noise_floor_has_the_known_magnitude(sample, rows, expected) -> None:
     """METHODS 5 on another model with 10 classes gives the same to within a third."""
     probabilities, _ = sample(rows)
     floor = noise_floor(probabilities.max(axis=1))

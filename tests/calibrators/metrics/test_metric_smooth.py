@@ -215,7 +215,7 @@ def test_soft_bins_become_hard_ones(sample) -> None:
     assert soft_ece(top, lam=1e7) == pytest.approx(top.equal_width(15).ece(), abs=1e-6)
 
 
-def test_equation_6_prefers_hard_answers_to_the_truth(sample) -> None:
+def test_equation_6_prefers_hard_probabilities_to_the_truth(sample) -> None:
     """This is why SMART is not fitted with Eq. 6: calibrated rows score about 2c(1 - c), hard
     predictions min(c, 1 - c). The binned form ranks them correctly.
     """

@@ -22,7 +22,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_over_http_first_key_closes_the_door_and_rotation_keeps_it_open(local):
+def test_the_first_key_ends_open_access_and_rotation_keeps_the_old_key_valid(local):
     made = local.post("/v1/keys", json={"name": "root", "scopes": ["admin"]})
     assert made.status_code == 201
     root = bearer(made.json()["token"])
@@ -78,7 +78,7 @@ def test_key_made_by_another_process_is_known_within_two_seconds(backend, tmp_pa
         assert local.get("/v1/calibrators", headers=bearer(token)).status_code == 200
 
 
-def test_the_first_key_must_be_able_to_make_others(local):
+def test_the_first_key_must_be_able_to_create_others(local):
     refused = local.post("/v1/keys", json={"name": "ci", "scopes": ["fit", "predict"]})
     assert refused.status_code == 409
     assert refused.json()["code"] == "first_key_needs_admin"

@@ -126,7 +126,7 @@ def query(call: Call, things: Things) -> dict[str, object] | None:
     return None
 
 
-def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
+def test_nothing_of_one_workspace_is_visible_to_another(neighbours: Neighbours) -> None:
     a, b, things = neighbours.a, neighbours.b, neighbours.things
     before = snapshot(a, things)
     tried = set()
@@ -145,7 +145,7 @@ def test_nothing_of_a_is_there_for_b(neighbours: Neighbours) -> None:
     assert snapshot(a, things) == before
 
 
-def test_what_b_is_denied_a_may_do(neighbours: Neighbours) -> None:
+def test_the_owner_may_do_what_another_workspace_is_denied(neighbours: Neighbours) -> None:
     # check the opposite as well, because wrong URLs would also give 404
     a, things = neighbours.a, neighbours.things
     # something to compare, and to roll back to
@@ -164,7 +164,7 @@ def test_what_b_is_denied_a_may_do(neighbours: Neighbours) -> None:
             assert answer.status_code == 200, (str(call), answer.text)
 
 
-def test_lists_of_b_are_empty(neighbours: Neighbours) -> None:
+def test_lists_of_another_workspace_are_empty(neighbours: Neighbours) -> None:
     for path in ("/v1/datasets", "/v1/fits", "/v1/calibrators"):
         assert neighbours.a.get(path).json()["items"]
         assert neighbours.b.get(path).json() == {"items": [], "next": None}
@@ -175,19 +175,21 @@ def test_lists_of_b_are_empty(neighbours: Neighbours) -> None:
 @pytest.mark.parametrize(
     ("path", "words"), [("/", CALIBRATOR), ("/jobs", CALIBRATOR), ("/keys", "spare")]
 )
-def test_pages_of_b_show_nothing_of_a(neighbours: Neighbours, path: str, words: str) -> None:
+def test_pages_of_one_workspace_show_nothing_of_another(
+    neighbours: Neighbours, path: str, words: str
+) -> None:
     assert words in row_of(neighbours.a.get(path, headers=HTML).text, words)
     assert words not in Shell(neighbours.b.get(path, headers=HTML).text).words
 
 
-def test_cursors_of_a_show_b_nothing(neighbours: Neighbours) -> None:
+def test_cursors_of_one_workspace_reveal_nothing_to_another(neighbours: Neighbours) -> None:
     a, b = neighbours.a, neighbours.b
     cursor = a.get("/v1/datasets?limit=1").json()["next"]
     assert a.get("/v1/datasets", params={"cursor": cursor}).json()["items"]
     assert b.get("/v1/datasets", params={"cursor": cursor}).json()["items"] == []
 
 
-def test_hashes_of_a_tell_b_nothing(neighbours: Neighbours) -> None:
+def test_hashes_of_one_workspace_reveal_nothing_to_another(neighbours: Neighbours) -> None:
     a, b, things = neighbours.a, neighbours.b, neighbours.things
     assert a.head(f"/v1/datasets/sha256:{things.sha256}").status_code == 200
     assert b.head(f"/v1/datasets/sha256:{things.sha256}").status_code == 404
@@ -200,7 +202,7 @@ def test_hashes_of_a_tell_b_nothing(neighbours: Neighbours) -> None:
     assert b.put(alias, json=move, headers={"If-Match": '"1"'}).status_code == 404
 
 
-def test_b_cannot_fit_on_what_a_has(neighbours: Neighbours) -> None:
+def test_one_workspace_cannot_fit_on_data_of_another(neighbours: Neighbours) -> None:
     b, things = neighbours.b, neighbours.things
     mine = b.post("/v1/datasets", content=npz(*sample(70)), headers=NPZ).json()["id"]
     url = f"/v1/calibrators/{CALIBRATOR}/fits"
@@ -211,7 +213,7 @@ def test_b_cannot_fit_on_what_a_has(neighbours: Neighbours) -> None:
     assert b.get(f"/v1/calibrators/{CALIBRATOR}").status_code == 404
 
 
-def test_b_may_have_things_of_the_same_name_bytes_and_key(neighbours: Neighbours) -> None:
+def test_another_workspace_may_use_the_same_name_bytes_and_key(neighbours: Neighbours) -> None:
     a, b, things = neighbours.a, neighbours.b, neighbours.things
     before = snapshot(a, things)
     sent = b.post("/v1/datasets", content=dataset_body(), headers=NPZ)

@@ -83,7 +83,7 @@ def test_a_host_that_is_not_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda:99", "meta"])
-def test_a_worker_does_not_start_on_a_device_that_is_not_there(device: str, tmp_path: Path) -> None:
+def test_a_worker_does_not_start_on_a_missing_device(device: str, tmp_path: Path) -> None:
     line = refusal(here("worker", "--data-dir", tmp_path, "--device", device))
     assert "--device" in line
     assert repr(device) in line
@@ -105,7 +105,7 @@ def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert f"{tmp_path} (Permission denied)" in line
 
 
-def test_a_file_that_is_no_database_or_may_not_be_changed(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_or_is_read_only(tmp_path: Path) -> None:
     file = tmp_path / "calibrd.db"
     file.write_bytes(b"no database at all" * 100)
     assert "cannot use the database" in refusal(here("migrate", "--data-dir", tmp_path))
@@ -281,7 +281,9 @@ def test_a_lone_worker_prepares_a_directory_and_stops_on_a_signal(tmp_path: Path
     assert (gone.returncode, gone.stdout, gone.stderr) == (1, "", "no worker is alive\n")
 
 
-def test_workers_elsewhere_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_on_other_machines_are_not_counted_as_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert here("migrate", "--data-dir", tmp_path).returncode == 0
     with closing(Database(Settings(data_dir=tmp_path).database)) as database:
         with database.write() as store:
@@ -318,7 +320,7 @@ def test_help_names_every_command_and_setting(
     ("words", "lacks_turn"),
     [(["sweep"], False), (["keys", "create"], False), (["sweep"], True), (["doctor"], True)],
 )
-def test_a_read_only_data_directory_is_told_in_one_line(
+def test_a_read_only_data_directory_is_reported_in_one_line(
     words: list[str], lacks_turn: bool, tmp_path: Path
 ) -> None:
     """The database can be read as long as a service has it open, but not be written to."""

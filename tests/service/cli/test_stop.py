@@ -18,7 +18,7 @@ sys.exit(main())
 """
 
 
-def test_a_busy_thread_does_not_delay_the_end(tmp_path: Path) -> None:
+def test_a_busy_thread_does_not_delay_shutdown(tmp_path: Path) -> None:
     program = (sys.executable, "-c", BUSY)
     with running(tmp_path, "--workers", "0", program=program) as started:
         began = time.monotonic()

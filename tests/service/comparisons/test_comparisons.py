@@ -100,7 +100,7 @@ def test_training_rows_give_figures_and_no_verdict(service: Local) -> None:
         (1, 422, "same_version"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_incomparable_versions_are_refused(
     service: Local, second: int, status: int, code: str
 ) -> None:
     answer = service.get(PATH, params={"first": 1, "second": second})
@@ -133,7 +133,7 @@ def test_judged_rows_of_other_classes_are_refused(local: Local) -> None:
     assert (answer.status_code, answer.json()["code"]) == (422, "wrong_classes")
 
 
-def test_comparisons_of_one_workspace_push_out_none_of_another(
+def test_comparisons_of_one_workspace_evict_none_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[str] = []

@@ -88,7 +88,7 @@ def test_a_caller_that_left_keeps_its_thread_until_the_call_has_ended():
     asyncio.run(check())
 
 
-def test_owners_that_fill_all_threads_do_not_stop_the_others():
+def test_owners_that_fill_all_threads_do_not_block_others():
     async def check() -> None:
         executor, blocked = FairExecutor("test", 2), threading.Event()
         names = ("one", "two", "three")
@@ -204,7 +204,7 @@ def test_a_call_that_is_cancelled_while_it_waits_holds_nothing():
     asyncio.run(check())
 
 
-def test_a_large_call_is_not_passed_by_small_ones_for_ever():
+def test_small_calls_do_not_overtake_a_large_one_forever():
     async def check(in_order: bool) -> bool:
         budget = MemoryBudget(100, in_order=in_order, wait_seconds=0.3)
 
@@ -235,7 +235,7 @@ def test_a_large_call_is_not_passed_by_small_ones_for_ever():
     assert not asyncio.run(check(in_order=False))
 
 
-def test_calls_that_time_out_or_leave_as_they_are_admitted_hold_nothing():
+def test_calls_that_time_out_or_leave_while_being_admitted_hold_nothing():
     async def check() -> None:
         loop = asyncio.get_running_loop()
         for delay in np.linspace(0.008, 0.012, 60):
@@ -275,7 +275,7 @@ def test_owners_take_turns_in_a_budget():
     asyncio.run(check())
 
 
-def test_slow_bodies_and_answers_of_one_leave_room_for_the_largest_of_another():
+def test_slow_bodies_and_responses_of_one_caller_leave_room_for_the_largest_of_another():
     async def check() -> None:
         memory = CallMemory(256, wait_seconds=0.05)
         holds = []
@@ -310,7 +310,7 @@ def test_json_of_many_values_within_the_budget_is_read():
 
 
 @pytest.mark.parametrize("text", [b"[" * 100 + b"]" * 100, b'{"a":' * 40 + b"[]" + b"}" * 40])
-def test_depth_is_looked_at_before_a_large_text_is_parsed(text):
+def test_depth_is_checked_before_a_large_text_is_parsed(text):
     blanks = b" " * (1 << 16)
     with pytest.raises(Invalid, match="32 levels deep"):
         json_body.parse(b"[" + blanks + text + b"]")

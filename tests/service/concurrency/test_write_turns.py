@@ -52,7 +52,7 @@ def test_owners_take_turns_and_calls_of_one_keep_their_order() -> None:
         pass
 
 
-def test_a_writer_that_times_out_delays_nobody(
+def test_a_writer_that_times_out_delays_no_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(f"sqlite:///{tmp_path / 'some.db'}")
@@ -133,7 +133,7 @@ def test_a_process_waits_for_few_writes_of_another_process(tmp_path: Path) -> No
     assert sorted(overtaken)[50] <= 4
 
 
-def test_a_process_that_was_stopped_while_it_waited_does_not_stop_others(
+def test_a_process_stopped_while_waiting_does_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write_turns, "GATE_SECONDS", 0.05)

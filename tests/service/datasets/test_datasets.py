@@ -126,7 +126,7 @@ def test_parts_that_make_known_bytes_give_the_known_dataset(tenant):
     assert tenant.get(f"/v1/datasets/{made['id']}").status_code == 404
 
 
-def test_parts_that_make_nonsense_are_refused_and_can_be_mended(local):
+def test_inconsistent_parts_are_refused_and_can_be_corrected(local):
     body = npz(*sample())
     made = local.post("/v1/datasets?upload=parts").json()
     url = f"/v1/datasets/{made['id']}"
@@ -174,7 +174,7 @@ def test_dataset_of_an_unfinished_fit_cannot_be_deleted(tenant):
     assert tenant.delete(f"/v1/datasets/{made['id']}").status_code == 204
 
 
-def test_days_to_keep_are_noted(local, backend, tmp_path):
+def test_days_to_keep_are_stored(local, backend, tmp_path):
     made = local.post("/v1/datasets?days=2", content=npz(*sample(10)), headers=NPZ).json()
     assert made["expires_at"] > made["created_at"]
     with in_process(**backend.settings(tmp_path / "other"), dataset_days=7) as other:
@@ -220,7 +220,7 @@ def test_unknown_content_type_is_415(tenant):
     assert "application/x-npz" in answer.json()["detail"]
 
 
-def test_equal_bytes_are_kept_as_long_as_anybody_wants(tenant):
+def test_identical_bytes_are_kept_for_the_longest_requested_period(tenant):
     body = npz(*sample(10))
     url = "/v1/datasets?days=1&delete_after_fit=true"
     first = tenant.post(url, content=body, headers=NPZ).json()

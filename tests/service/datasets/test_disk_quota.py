@@ -40,7 +40,7 @@ def sent(service: Local, seed: int) -> Any:
     return service.post("/v1/datasets", content=body(seed), headers=NPZ)
 
 
-def test_a_workspace_stores_so_much_and_no_more(tmp_path: Path) -> None:
+def test_a_workspace_has_a_storage_limit(tmp_path: Path) -> None:
     size = len(body(0)) + DATASET_ROOM
     with in_process(tmp_path, max_workspace_bytes=3 * size + 100) as service:
         kept = [sent(service, seed).json()["id"] for seed in range(3)]

@@ -41,7 +41,7 @@ def test_the_header_determines_the_kind(prefix, kind):
     assert read(Format.CSV, csv(LOGITS, LABELS, prefix)).declared == kind
 
 
-def test_columns_are_ordered_by_their_class_wherever_they_stand():
+def test_columns_are_ordered_by_class_regardless_of_position():
     order = np.random.default_rng(1).permutation(4)
     lines = [line.split(",") for line in csv(LOGITS, LABELS).decode().splitlines()]
     shuffled = "\n".join(",".join(line[place] for place in order) for line in lines).encode()
@@ -168,7 +168,7 @@ def test_csv_is_for_small_sets(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["c0", "", "label"])
-def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # otherwise it takes minutes
+def test_a_header_of_very_many_columns_is_read_in_one_pass(last):  # otherwise it takes minutes
     body = ",".join([*(f"c{one}" for one in range(100_000)), last]).encode()
     if last == "label":
         assert read(Format.CSV, body).values.shape == (0, 100_000)
@@ -176,7 +176,7 @@ def test_a_header_of_very_many_columns_is_read_in_one_go(last):  # otherwise it 
         refused(body)
 
 
-def test_csv_is_taken_wherever_datasets_are(local: Local):
+def test_csv_is_accepted_wherever_datasets_are(local: Local):
     body = csv(LOGITS, LABELS)
     made = local.post("/v1/datasets", content=body, headers=CSV)
     assert made.status_code == 201
@@ -193,7 +193,7 @@ def test_csv_is_taken_wherever_datasets_are(local: Local):
     assert (broken["status"], broken["line"], broken["column"]) == (422, 2, "logit_0")
 
 
-def test_predict_neither_takes_nor_gives_csv(local: Local):
+def test_predict_neither_accepts_nor_returns_csv(local: Local):
     made = local.post("/v1/calibrators/no-csv/versions", json=fitted_elsewhere())
     assert made.status_code == 201
     url = "/v1/calibrators/no-csv@1/predict"

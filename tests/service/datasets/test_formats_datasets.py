@@ -140,7 +140,7 @@ def test_inspect_agrees_with_calibrators(tmp_path, case):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
 @pytest.mark.parametrize("columns", [slice(0, 1), slice(None)])
-def test_zeros_ones_and_likely_looking_logits_pass_in_silence(tmp_path, dtype, columns):
+def test_zeros_ones_and_plausible_logits_cause_no_warning(tmp_path, dtype, columns):
     sure = np.tile(np.array([[0, 1]], dtype), (10, 1))[:, columns]
     for kind in ("probabilities", "logits"):
         path = written(tmp_path, Format.NPZ, kind, sure, np.ones(10, int))

@@ -137,7 +137,7 @@ def test_values_may_have_any_name_if_the_kind_is_given(tmp_path):
         ([], "got none of them"),
     ],
 )
-def test_what_was_sent_is_named(tmp_path, names, told):
+def test_an_error_names_the_sent_arrays(tmp_path, names, told):
     arrays = dict.fromkeys(names, LOGITS) | {"labels": LABELS}
     for look in (
         lambda: read(Format.NPZ, npz(**arrays)),
@@ -207,7 +207,7 @@ def test_bfloat16_is_no_name_before_it_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("segments", [np.zeros(ROWS), SOME[1:], np.stack([SOME, SOME], axis=1)])
-def test_segments_are_looked_at_after_the_rows(tmp_path, segments):
+def test_segments_are_checked_after_the_rows(tmp_path, segments):
     broken = PLAIN.copy()
     broken[[5, ROWS - 1]] = np.nan
     with pytest.raises(DataError) as expected:
@@ -272,7 +272,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_names_that_are_none_are_refused_by_their_header_or_their_bytes(tmp_path, case):
+def test_invalid_names_are_refused_by_their_header_or_their_bytes(tmp_path, case):
     member, code, told = FILES[case]
     body = zip_of({"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS), "segments.npy": member})
     for look in (
@@ -309,7 +309,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("case", LISTS)
-def test_lists_that_are_no_names(case):
+def test_lists_that_are_not_names(case):
     segments, code, told = LISTS[case]
     with pytest.raises((DataError, ServiceError)) as caught:
         read(Format.JSON, document(segments))
@@ -328,7 +328,7 @@ def test_all_formats_refuse_the_same_cells(cells):
 
 
 @pytest.mark.parametrize("look", [Segments.of, segment_names.from_list])
-def test_a_nul_at_the_end_makes_no_other_name_the_same(look):
+def test_names_that_differ_by_a_trailing_nul_stay_different(look):
     with pytest.raises(DataError, match=r"printable characters.*, got 'a\\x00'") as caught:
         look(["a", "a\0", "b"])
     assert (caught.value.code, caught.value.rows, caught.value.first) == ("bad_segment_name", 1, 1)

@@ -72,7 +72,7 @@ def test_a_part_that_is_sent_again_counts_with_its_new_size_alone(limited: Local
     assert kept_bytes(limited) == 100 + PART
 
 
-def test_parts_that_come_at_once_do_not_pass_the_limit_together(limited: Local) -> None:
+def test_concurrent_parts_do_not_exceed_the_limit_together(limited: Local) -> None:
     url = opened(limited)
     with ThreadPoolExecutor(8) as many:
         sent = list(many.map(lambda number: put(limited, url, number, PART), range(1, 17)))
@@ -81,7 +81,7 @@ def test_parts_that_come_at_once_do_not_pass_the_limit_together(limited: Local) 
     assert kept_bytes(limited) == 3 * PART
 
 
-def test_a_part_that_comes_while_others_are_joined_is_neither_lost_nor_left_behind(
+def test_a_part_that_arrives_while_others_are_joined_is_neither_lost_nor_orphaned(
     limited: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = opened(limited)
@@ -126,7 +126,7 @@ def test_the_parts_of_all_uploads_have_a_limit_together(
     assert put(limited, second, 2, 1) == "ok"
 
 
-def test_uploads_that_are_opened_at_once_do_not_pass_the_limit_together(limited: Local) -> None:
+def test_uploads_opened_concurrently_do_not_exceed_the_limit_together(limited: Local) -> None:
     def open_one(_: int) -> int:
         return limited.post("/v1/datasets?upload=parts").status_code
 
@@ -134,7 +134,7 @@ def test_uploads_that_are_opened_at_once_do_not_pass_the_limit_together(limited:
         assert sorted(many.map(open_one, range(8))) == [201] * 3 + [409] * 5
 
 
-def test_promised_parts_count_as_well(shared_fleet: Fleet, tmp_path: Path) -> None:
+def test_announced_parts_count_as_well(shared_fleet: Fleet, tmp_path: Path) -> None:
     settings = shared_fleet.settings(tmp_path)
     with in_process(**settings, max_upload_bytes=MOST, max_part_bytes=MOST) as local:
         url = opened(local)

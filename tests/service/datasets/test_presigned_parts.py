@@ -115,7 +115,7 @@ def blobs_below(local: Local, kind: str) -> list[str]:
     return [key for key in keys if f"/{kind}/" in key]
 
 
-def test_promised_parts_that_never_came_are_missing_and_can_be_sent_later(store: Local) -> None:
+def test_announced_parts_that_never_arrived_are_missing_and_can_be_sent_later(store: Local) -> None:
     body = npz(*sample())
     parts = dict(enumerate(parts_of(body, 4), 1))
     url = opened(store)
@@ -137,9 +137,7 @@ def test_promised_parts_that_never_came_are_missing_and_can_be_sent_later(store:
 
 @pytest.mark.parametrize("wrong", ["shorter", "other"])
 @pytest.mark.parametrize("again", ["by the same url", "by a new url", "to the service"])
-def test_wrong_bytes_are_refused_and_can_be_sent_again(
-    store: Local, wrong: str, again: str
-) -> None:
+def test_wrong_bytes_are_refused_and_can_be_resent(store: Local, wrong: str, again: str) -> None:
     body = npz(*sample())
     one, two = parts_of(body, 2)
     url = opened(store)
@@ -198,7 +196,7 @@ def test_a_url_has_an_expiry_time(store: Local) -> None:
         ([{"number": number} for number in range(1, 1002)], 422, "invalid_request"),
     ],
 )
-def test_promises_that_break_a_rule(
+def test_announced_parts_that_break_a_rule(
     limited: Local, parts: list[dict[str, Any]], status: int, code: str
 ) -> None:
     url = opened(limited)

@@ -43,7 +43,7 @@ def noted(tmp_path: Path) -> Iterator[list[str]]:
     HOOKED.pop()
 
 
-def test_bodies_of_all_routes_touch_the_disk_in_threads_alone(
+def test_bodies_of_all_routes_touch_the_disk_only_in_threads(
     tmp_path: Path, noted: list[str]
 ) -> None:
     with in_process(tmp_path) as service:

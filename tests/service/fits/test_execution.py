@@ -53,7 +53,7 @@ def error_of(ending: Ending | None) -> dict[str, str]:
     return ending.error
 
 
-def test_versions_hold_all_that_is_to_be_known(place: Place) -> None:
+def test_versions_hold_all_metadata(place: Place) -> None:
     data = place.dataset()
     notes = {"model": "sha256:abc", "tags": {"run": "7"}, "description": "first", "seed": 3}
     fit = place.start_fit(data, ("temperature", {}), ("smart", {"steps": 20}), **notes)
@@ -154,7 +154,7 @@ def test_failures_name_the_method_and_write_no_version(
     assert place.versions_of(fit) == []
 
 
-def test_a_dataset_that_is_gone_or_damaged(place: Place) -> None:
+def test_a_missing_or_damaged_dataset(place: Place) -> None:
     data = place.dataset()
     key = dataset_key(place.workspace, data.id, data.sha256 or "")
     place.blobs.put(key, b"other bytes")
@@ -264,7 +264,7 @@ def test_datasets_sent_for_fits_go_with_the_end_of_the_last(
         place.blobs.get(dataset_key(place.workspace, data.id, data.sha256 or ""), data.sha256 or "")
 
 
-def test_an_ending_whose_answer_got_lost_is_written_once(place: Place) -> None:
+def test_an_outcome_whose_commit_response_was_lost_is_written_once(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     job = started(place, fit)
     ending = run(job, place.blobs, Hooks(), device="cpu", time_limit=60)
@@ -274,7 +274,7 @@ def test_an_ending_whose_answer_got_lost_is_written_once(place: Place) -> None:
     assert len(place.versions_of(fit)) == 1
 
 
-def test_a_worker_that_was_paused_after_it_wrote_its_blobs_does_not_name_them(
+def test_a_worker_paused_after_writing_blobs_does_not_refer_to_them(
     place: Place,
 ) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))

@@ -148,7 +148,7 @@ def plans(place: Place, asked: list[tuple[str, Any]]) -> Iterator[str]:
                 yield "\n".join(row[0] for row in cursor.fetchall())
 
 
-def test_a_claim_among_many_fits_looks_by_index(place: Place) -> None:
+def test_a_claim_among_many_fits_uses_the_index(place: Place) -> None:
     orders(place, 1)
     fill(place, "queued")
     fill(place, "succeeded", started_at=5.0)

@@ -47,7 +47,7 @@ def test_no_message_repeats_megabytes() -> None:
 @pytest.mark.parametrize(
     "params", [{"candidates": ["ets"] * 19_000}, {LONG: 1}, {"candidates": [LONG]}]
 )
-def test_an_order_is_bounded(params: dict[str, Any]) -> None:
+def test_a_fit_request_is_bounded(params: dict[str, Any]) -> None:
     with pytest.raises(TooLarge) as refused:
         FitSpec([MethodSpec("auto", params)]).check()
     assert refused.value.code == "fit_too_large"
@@ -71,7 +71,7 @@ def test_recipes_are_made_before_the_write_lock(
         fits.submit(store, caller, request, dataset=dataset.id, memory_limit=1 << 40)
 
 
-def test_an_order_is_checked_and_written_on_threads_that_are_shared_fairly(
+def test_a_fit_request_is_checked_and_written_on_fairly_shared_threads(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []

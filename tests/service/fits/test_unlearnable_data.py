@@ -94,7 +94,7 @@ def test_the_doctor_finds_nothing(place: Place, case: str) -> None:
     assert findings(place) == []
 
 
-def test_only_what_fell_back_may_be_of_another_method(place: Place) -> None:
+def test_only_a_fallback_may_have_another_method(place: Place) -> None:
     _, (mine,) = fitted(place, "all right", "smart")
     assert findings(place) == []
     with place.database.write() as store:

@@ -30,7 +30,7 @@ def scope_of(call: str) -> str:
 
 @by_the_clock
 @pytest.mark.parametrize("call", [f"{method} {path}" for method, path in writes()])
-def test_costly_bodies_hold_up_nobody_else(attacked, call):
+def test_costly_bodies_delay_no_other_caller(attacked, call):
     method, path = call.split()
     url = url_of(path, attacked.things)
     every = list(bodies_for(attacked, method, path, SIZE))
@@ -50,7 +50,7 @@ def test_costly_bodies_hold_up_nobody_else(attacked, call):
 
 
 @by_the_clock
-def test_costly_paths_queries_and_headers_hold_up_nobody_else(attacked):
+def test_costly_paths_queries_and_headers_delay_no_other_caller(attacked):
     long = "a" * 60_000
     odd = [
         "?" + "&".join(f"a{number}=1" for number in range(8000)),
@@ -94,7 +94,7 @@ def test_costly_paths_queries_and_headers_hold_up_nobody_else(attacked):
 
 
 @by_the_clock
-def test_generated_calls_hold_up_nobody_else(attacked):
+def test_generated_calls_delay_no_other_caller(attacked):
     with attacked.client() as admin:
         generated = Generated(admin, admin.get("/openapi.json").json())
         with attacked.watched() as watched:

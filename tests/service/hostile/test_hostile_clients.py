@@ -65,7 +65,7 @@ COSTLY = (
 
 @by_the_clock
 @pytest.mark.parametrize("call", FLOODED if IS_FULL else COSTLY)
-def test_a_flood_of_one_key_holds_up_nobody(attacked, call):
+def test_a_flood_of_requests_with_one_key_delays_no_other_caller(attacked, call):
     path = url_of(call.split()[1], attacked.things)
     if path.endswith("/predict"):
         path += "?logits=1,2,3,4,5"
@@ -85,7 +85,7 @@ def test_a_flood_of_one_key_holds_up_nobody(attacked, call):
 
 
 @by_the_clock
-def test_drawings_of_many_clients_hold_up_nobody(attacked):
+def test_renderings_for_many_clients_delay_no_other_caller(attacked):
     url = "/v1/calibrators/fashion/versions/1/report."
     calls = [("GET", url + ("png", "html", "svg")[n % 3], "predict", NOTHING) for n in range(90)]
     with attacked.watched() as watched:
@@ -95,7 +95,7 @@ def test_drawings_of_many_clients_hold_up_nobody(attacked):
 
 
 @by_the_clock
-def test_many_kinds_of_costly_calls_at_once_hold_up_nobody(attacked):
+def test_many_kinds_of_concurrent_costly_calls_delay_no_other_caller(attacked):
     """Each alone is harmless, but the times for which they hold the interpreter add up."""
     with attacked.client() as admin:
         for name, k in (("pair", 2), ("sixty", 60)):
@@ -162,7 +162,9 @@ def test_clients_that_do_not_read_are_disconnected(attacked, close_at_end):
 
 
 @by_the_clock
-def test_event_streams_beyond_the_limit_are_refused_and_hold_up_nobody(attacked, close_at_end):
+def test_event_streams_beyond_the_limit_are_refused_and_delay_no_other_caller(
+    attacked, close_at_end
+):
     count = 2000 if IS_FULL else 600
     head = f"GET /v1/fits/{attacked.things.fit}/events HTTP/1.1"
     clients = close_at_end
@@ -317,7 +319,7 @@ def test_many_large_bodies_at_once_take_turns(attacked, path):
 
 
 @by_the_clock
-def test_requests_sent_without_reading_the_answers_are_cut_off(attacked, close_at_end):
+def test_requests_sent_without_reading_the_responses_are_cut_off(attacked, close_at_end):
     many = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 7000
 
     def attack(made: socket.socket) -> None:
@@ -372,7 +374,7 @@ def test_many_bodies_in_small_chunks_are_parsed_in_turn(attacked, close_at_end):
     watched.check()
 
 
-def test_slow_forms_without_a_key_keep_nobody_from_the_pages(attacked, close_at_end):
+def test_slow_forms_without_a_key_do_not_block_the_pages(attacked, close_at_end):
     head = b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\na"
     for _ in range(20):
         made = socket.create_connection(("127.0.0.1", attacked.port), timeout=20)

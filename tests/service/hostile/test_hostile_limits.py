@@ -59,7 +59,7 @@ HEADS = {
 
 @by_the_clock
 @pytest.mark.parametrize("name", HEADS if IS_FULL else ("parameters", "cookie", "headers"))
-def test_a_burst_without_a_key_holds_up_nobody(attacked, name):
+def test_a_burst_without_a_key_delays_no_other_caller(attacked, name):
     with attacked.watched() as watched, opened(attacked, 256, HEADS[name]):
         time.sleep(1.5)
     watched.check()
@@ -76,7 +76,7 @@ BURSTS = {
 
 @by_the_clock
 @pytest.mark.parametrize("name", BURSTS if IS_FULL else ("health", "bodies"))
-def test_a_burst_of_many_connections_holds_up_nobody(attacked, name):
+def test_a_burst_of_connections_delays_no_other_caller(attacked, name):
     with attacked.watched() as watched, opened(attacked, 1500, BURSTS[name]):
         with attacked.client("predict") as other:
             answer = other.get("/v1/calibrators/two@1/predict?logits=1,2", timeout=4)
@@ -109,7 +109,7 @@ def test_segments_of_many_rows_take_neither_the_interpreter_nor_memory(attacked)
 
 
 @by_the_clock
-def test_costly_answers_to_small_bodies_leave_the_event_loop(attacked):
+def test_costly_responses_to_small_bodies_leave_the_event_loop(attacked):
     file = io.BytesIO()
     np.save(file, np.random.default_rng(0).normal(size=(60_000, 1)).astype("f2"))
     call = ("POST", "/v1/calibrators/two@1/predict?top=1", "predict")

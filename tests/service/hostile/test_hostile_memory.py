@@ -70,7 +70,7 @@ def other_predict(attacked: Target, rows: int, seconds: float = 8.0) -> httpx.Re
         )
 
 
-def test_a_large_body_that_comes_slowly_keeps_no_other_workspace_out(attacked):
+def test_a_slow_large_body_does_not_block_other_workspaces(attacked):
     path = "/v1/calibrators/of1000@1/predict"
     with open_predict(attacked, path, 32 * MEGABYTE, b"a" * 70_000):
         assert other_predict(attacked, 3000).status_code == 200
@@ -98,7 +98,7 @@ def test_the_largest_call_with_top_classes_takes_little_memory(attacked):
 
 
 @by_the_clock
-def test_large_answers_to_small_bodies_that_nobody_reads_take_little_memory(attacked):
+def test_unread_large_responses_to_small_bodies_take_little_memory(attacked):
     values = np.random.default_rng(0).integers(-127, 127, (65_400, 1)).astype(np.int8)
     body = npy(values)
     path = "/v1/calibrators/of2@1/predict?top=2"
@@ -135,7 +135,7 @@ def test_stalled_bodies_of_many_keys_take_little_memory(attacked):
 
 
 @by_the_clock
-def test_pages_that_nobody_reads_take_little_memory(attacked):
+def test_unread_pages_take_little_memory(attacked):
     notes = "\N{GRINNING FACE}" * 4000
     with attacked.client() as admin:
         for number in range(60):
@@ -155,7 +155,7 @@ def test_pages_that_nobody_reads_take_little_memory(attacked):
     watched.check()
 
 
-def test_files_that_nobody_reads_keep_nobody_from_the_pages(attacked):
+def test_unread_downloads_do_not_block_the_pages(attacked):
     path = "/static/swagger-ui-bundle.js"
     request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 3
     with contextlib.ExitStack() as opened:
@@ -169,7 +169,7 @@ def test_files_that_nobody_reads_keep_nobody_from_the_pages(attacked):
             assert anyone.get("/openapi.json", timeout=5).status_code == 200
 
 
-def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
+def test_endless_forms_do_not_block_signing_in(attacked):
     head = (
         b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
     )
@@ -183,7 +183,7 @@ def test_forms_that_never_end_keep_nobody_from_signing_in(attacked):
             assert answer.status_code in (401, 403, 422)
 
 
-def test_a_costly_map_takes_few_rows_and_holds_up_no_other_workspace(tmp_path):
+def test_a_costly_map_takes_few_rows_and_delays_no_other_workspace(tmp_path):
     with target(tmp_path) as attacked:
         add_other_workspace(attacked)
         with attacked.client("other") as client:

@@ -111,7 +111,7 @@ def left_behind(service: Local) -> list[str]:
 
 @by_the_clock
 @pytest.mark.parametrize("path", DOORS)
-def test_less_than_the_stated_length_and_then_nothing_is_408(hasty: Local, path: str) -> None:
+def test_a_body_that_stops_before_its_stated_length_is_408(hasty: Local, path: str) -> None:
     began = time.monotonic()
     with Line(hasty) as line:
         line.head(path, "Content-Length: 1000")
@@ -157,7 +157,7 @@ def test_more_than_the_stated_length_is_no_part_of_the_body(service: Local, path
         ["Content-Length: 10", "Transfer-Encoding: chunked"],
     ],
 )
-def test_lengths_that_are_none_are_refused(service: Local, lengths: list[str]) -> None:
+def test_invalid_lengths_are_refused(service: Local, lengths: list[str]) -> None:
     with Line(service) as line:
         line.head("/v1/datasets", *lengths)
         raw = line.everything()
@@ -213,7 +213,7 @@ def test_a_body_that_trickles_is_408(hasty: Local, path: str) -> None:
     assert time.monotonic() - began < 10 * TIMEOUT
 
 
-def test_a_slow_sender_keeps_nobody_waiting(service: Local) -> None:
+def test_a_slow_sender_delays_no_one(service: Local) -> None:
     lines = [Line(service) for _ in range(50)]
     try:
         for line in lines:

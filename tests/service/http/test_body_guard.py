@@ -180,7 +180,7 @@ def test_a_chunked_body_is_stopped_at_the_limit(path: str, pieces: tuple[int, in
     ],
     ids=["negative", "word", "signed", "empty", "twice", "and chunked"],
 )
-def test_lengths_that_are_none_are_400(headers: list[tuple[str, str]]) -> None:
+def test_invalid_lengths_are_400(headers: list[tuple[str, str]]) -> None:
     answer = in_process("/stream", content=b"12345", headers=headers)
 
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_content_length")
@@ -269,7 +269,7 @@ def test_expect_continue_is_answered_at_once(port: int) -> None:
 
 
 @PATHS
-def test_a_client_that_leaves_is_one_line_and_no_traceback(
+def test_a_client_that_leaves_is_logged_in_one_line_without_traceback(
     path: str, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with structlog.testing.capture_logs() as lines:

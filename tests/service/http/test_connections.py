@@ -40,7 +40,7 @@ def test_beyond_the_limit_of_an_address_its_oldest_idle_connection_is_closed() -
     assert (third.is_closed, fifth.is_closed) == (True, False)
 
 
-def test_where_none_is_idle_the_new_one_is_closed() -> None:
+def test_the_new_connection_is_closed_if_none_is_idle() -> None:
     connections = Connections(2, 100)
     lines = opened(connections, "a", 2)
     for one in lines:

@@ -59,13 +59,13 @@ def open_blobs(folder: Path) -> list[str]:
     return [one for one in found if one.startswith(str(folder)) and "/maps/" in one]
 
 
-def test_a_download_is_whole(local: Local) -> None:
+def test_a_download_is_complete(local: Local) -> None:
     answer = local.get(PATH)
     assert hashlib.sha256(answer.content).hexdigest() == answer.headers["etag"].strip('"')
     assert int(answer.headers["content-length"]) == len(answer.content) > 10_000_000
 
 
-def test_slow_readers_hold_no_copy_and_those_who_leave_no_file(
+def test_slow_readers_hold_no_copy_and_disconnected_ones_no_file(
     local: Local, tmp_path: Path
 ) -> None:
     with ExitStack() as lines:

@@ -101,7 +101,7 @@ def test_other_request_ids_are_replaced(app: RequestLog, given: str) -> None:
     assert first != second
 
 
-def test_headers_of_answers(app: RequestLog) -> None:
+def test_headers_of_responses(app: RequestLog) -> None:
     plain, page, own = ask(app, "/healthz"), ask(app, "/page"), ask(app, "/own")
 
     assert {each.headers["x-content-type-options"] for each in (plain, page, own)} == {"nosniff"}
@@ -160,7 +160,7 @@ def test_predicts_and_health_checks_are_quiet_unless_they_fail(app: RequestLog) 
     assert [line["status"] for line in lines if line["log_level"] == "info"] == [405]
 
 
-def test_a_reused_answer_does_not_grow() -> None:
+def test_a_reused_response_does_not_grow() -> None:
     start: Message = {"type": "http.response.start", "status": 200, "headers": []}
 
     async def raw(scope: Scope, receive: Receive, send: Send) -> None:

@@ -122,7 +122,7 @@ def test_public_routes_are_those_that_the_guard_names(locked: Locked) -> None:
             assert locked.ask(call, {}).status_code in allowed, str(call)
 
 
-def test_no_route_answers_without_a_valid_key(locked: Locked) -> None:
+def test_no_route_responds_without_a_valid_key(locked: Locked) -> None:
     tried = 0
     for call in locked.calls:
         for headers in locked.invalid.values():
@@ -211,7 +211,7 @@ def test_without_keys_its_own_pages_can(opened: Local) -> None:
     assert opened.get("/v1/methods", headers={"Host": "[::1]:8000"}).status_code == 200
 
 
-def test_the_first_key_closes_the_service_for_ever(local: Local) -> None:
+def test_the_first_key_ends_open_access_for_good(local: Local) -> None:
     assert local.get("/v1/methods").status_code == 200
     made = local.post("/v1/keys", json={"name": "first", "scopes": ["admin"]}).json()
     assert local.get("/v1/methods").json()["code"] == "key_required"

@@ -73,7 +73,7 @@ def test_a_websocket_is_refused_without_a_traceback(
     assert "RuntimeError" not in log
 
 
-def test_a_websocket_behind_another_request_leaves_that_ones_answer_alone(
+def test_a_pipelined_websocket_leaves_the_previous_response_intact(
     own_service: Running,
 ) -> None:
     first = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

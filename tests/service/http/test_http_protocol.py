@@ -129,7 +129,7 @@ MALFORMED = (400, "malformed_request")
     ],
     ids=["value", "name", "trailer"],
 )
-def test_what_never_ends_is_refused_after_64_kib(line: socket.socket, beginning: bytes) -> None:
+def test_endless_heads_are_refused_after_64_kib(line: socket.socket, beginning: bytes) -> None:
     line.sendall(beginning)
     with contextlib.suppress(ConnectionError):
         for _ in range(40):
@@ -168,7 +168,7 @@ def test_heads_at_the_limit_and_long_bodies_pass(line: socket.socket) -> None:
     ],
     ids=["method", "tls", "length", "lengths", "path", "header", "chunk"],
 )
-def test_what_is_no_http_is_a_problem(line: socket.socket, request_bytes: bytes) -> None:
+def test_bytes_that_are_not_http_get_a_problem(line: socket.socket, request_bytes: bytes) -> None:
     line.sendall(request_bytes)
     assert refused(line) == MALFORMED
 
@@ -207,7 +207,7 @@ def test_half_a_request_behind_a_slow_answer_does_not_disturb_it(hasty: socket.s
     assert everything(hasty).count(b"HTTP/1.1 200 OK") == 2
 
 
-def test_nonsense_behind_a_request_is_not_its_answer(line: socket.socket) -> None:
+def test_garbage_after_a_request_is_not_taken_as_its_response(line: socket.socket) -> None:
     line.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n\x00\x00\x00")
     answer = everything(line)
     assert answer.startswith(b"HTTP/1.1 200")
@@ -274,7 +274,7 @@ def test_an_upgrade_to_http_2_keeps_its_body(
     assert answers.count(b"HTTP/1.1 200") == (1 if b"close" in connection else 2)
 
 
-def test_a_body_that_ends_too_early_is_answered(line: socket.socket) -> None:
+def test_a_body_that_ends_too_early_gets_a_response(line: socket.socket) -> None:
     line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
     line.shutdown(socket.SHUT_WR)
     assert refused(line) == (400, "truncated_body")
@@ -307,7 +307,7 @@ def test_bodies_that_wait_for_their_turn_arrive_whole(address, monkeypatch):
 
 
 @by_the_clock
-def test_the_rest_of_a_body_that_was_answered_is_not_read_for_ever(hasty_address):
+def test_the_rest_of_a_body_is_not_read_forever_after_the_response(hasty_address):
     with socket.create_connection(hasty_address, timeout=20) as made:
         made.sendall(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
         assert made.recv(12) == b"HTTP/1.1 422"
@@ -319,7 +319,7 @@ def test_the_rest_of_a_body_that_was_answered_is_not_read_for_ever(hasty_address
         assert HEAD_SECONDS / 2 < time.monotonic() - began < 10
 
 
-def test_a_body_that_was_answered_early_may_be_followed_by_a_request(hasty_address):
+def test_a_request_may_follow_a_body_that_got_an_early_response(hasty_address):
     with socket.create_connection(hasty_address, timeout=20) as made:
         head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
         made.sendall(head + b"a" * 5)

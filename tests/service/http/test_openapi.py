@@ -83,7 +83,7 @@ def test_only_public_operations_need_no_key(document: Plain) -> None:
     }
 
 
-def test_every_body_and_answer_has_an_example_that_keeps_to_its_schema(document: Plain) -> None:
+def test_every_body_and_response_has_an_example_that_obeys_its_schema(document: Plain) -> None:
     for label, media_type, content in contents(document):
         assert content.get("schema"), (label, media_type)
         if content["schema"].get("format") == "binary":

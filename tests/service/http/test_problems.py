@@ -141,7 +141,7 @@ def test_a_broken_rule_names_the_field_and_never_the_value(body: bytes, field: s
 @pytest.mark.parametrize(
     "body", [b'{"seed": ', b"\xff\xfe{", b"[" * 200_000], ids=["cut", "bytes", "deep"]
 )
-def test_what_is_not_json_is_400(body: bytes) -> None:
+def test_invalid_json_is_400(body: bytes) -> None:
     headers = {"content-type": "application/json"}
     answer = ask(raising(ValueError()), "POST", "/wanted", content=body, headers=headers)
 
@@ -164,7 +164,7 @@ def test_unknown_paths_and_methods() -> None:
 
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
-def test_a_database_that_is_down_is_503_without_sql(kind: type[OperationalError]) -> None:
+def test_an_unavailable_database_gives_503_without_sql(kind: type[OperationalError]) -> None:
     error = kind("SELECT secret FROM keys", {"p": SECRET}, Exception("connection refused"))
     with structlog.testing.capture_logs() as lines:
         answer = ask(raising(error), "GET", "/raise")
@@ -189,7 +189,7 @@ def test_anything_else_is_500_logged_once_and_reveals_nothing() -> None:
     assert logged[0]["exc_info"][1].args == (SECRET,)
 
 
-def test_middleware_and_raw_apps_are_answered_for() -> None:
+def test_errors_of_middleware_and_raw_apps_get_responses() -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError(SECRET)
 
@@ -202,7 +202,7 @@ def test_middleware_and_raw_apps_are_answered_for() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_request_cancelled_by_the_servers_end_is_503_if_it_can_still_be_answered(
+def test_a_request_cancelled_by_shutdown_gets_503_if_possible(
     has_begun: bool,
 ) -> None:
     beginning = {"type": "http.response.start", "status": 200, "headers": []}
@@ -244,7 +244,7 @@ def test_v2_has_its_own_form_of_errors() -> None:
     assert SECRET not in unknown.text
 
 
-def test_a_detail_that_cannot_be_written_costs_the_details_only() -> None:
+def test_an_unserialisable_detail_drops_only_the_details() -> None:
     answer = ask(raising(errors.Invalid("bad_tag", "Odd \ud800.", count=1 << 70)), "GET", "/raise")
 
     assert answer.status_code == 422

@@ -10,7 +10,7 @@ from service.http.schemas import MAX_UNKNOWN_FIELDS
 
 
 @pytest.mark.parametrize("place", ["body", "tags"])
-def test_a_refusal_of_many_fields_keeps_no_frame_and_so_no_body(place: str) -> None:
+def test_refusing_many_fields_keeps_no_frame_or_body_in_memory(place: str) -> None:
     many = {f"{number:x}": "1" for number in range(MAX_UNKNOWN_FIELDS + 1)}
     with pytest.raises(ValidationError) as caught:
         FitIn.model_validate(many if place == "body" else {"tags": many})

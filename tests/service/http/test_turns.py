@@ -65,7 +65,7 @@ def test_a_request_takes_no_second_turn_while_it_has_one() -> None:
     assert asyncio.run(run()) == [False, False, False]
 
 
-def test_a_caller_that_left_keeps_nobody_waiting() -> None:
+def test_a_caller_that_left_delays_no_one() -> None:
     turns, begun = Turns(), []
 
     async def request(number: int) -> None:
@@ -83,7 +83,7 @@ def test_a_caller_that_left_keeps_nobody_waiting() -> None:
     assert begun == [0, 3]
 
 
-def test_waits_that_end_together_go_on_one_after_the_other() -> None:
+def test_waits_that_end_together_continue_one_after_another() -> None:
     turns, went_on = Turns(), []
 
     async def request(load: CallerLoad, event: asyncio.Event) -> None:
@@ -119,7 +119,7 @@ def test_waiting_for_a_disconnect_takes_no_thread() -> None:
 
 @pytest.mark.parametrize("last", ["http.request", "http.disconnect"])
 @pytest.mark.parametrize("size", [2, 1 << 20])
-def test_bodies_that_end_together_are_handled_one_after_the_other(last: str, size: int) -> None:
+def test_bodies_that_end_together_are_handled_one_after_another(last: str, size: int) -> None:
     turns, handled = Turns(), []
 
     async def app(_scope: Any, receive: Any, _send: Any) -> None:

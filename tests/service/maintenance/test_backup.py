@@ -52,7 +52,7 @@ def test_a_restored_service_has_all_that_was_backed_up(kept: Kept, tmp_path: Pat
     assert blobs == {str(path.relative_to(kept.folder / "blobs")) for path in files}
 
 
-def test_a_restored_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_restored_run_continues_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     with in_process(tmp_path / "data") as local:
         open_shared(local)
@@ -126,7 +126,7 @@ def test_a_damaged_database_is_reported_in_one_line(kept: Kept, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("left", ["nothing", "changes and their index", "changes"])
-def test_where_nothing_can_be_written_a_backup_is_made_if_it_can_be(
+def test_a_read_only_directory_is_backed_up_if_possible(
     kept: Kept, tmp_path: Path, left: str
 ) -> None:
     data, file = tmp_path / "data", tmp_path / "backup.tar"
@@ -180,9 +180,7 @@ def test_misuse_is_reported_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_database_has_left_is_not_taken_for_changes(
-    kept: Kept, tmp_path: Path
-) -> None:
+def test_files_of_another_database_are_not_mistaken_for_changes(kept: Kept, tmp_path: Path) -> None:
     (tmp_path / "other.db-wal").write_bytes(b"changes")
     url = f"--database-url=sqlite:///{tmp_path}/other.db"
     said = refusal(command("restore", kept.file, "--data-dir", tmp_path / "new", url))
@@ -252,7 +250,7 @@ def test_one_blob_is_taken_out_of_the_file_as_the_guide_says(
     assert command("doctor", *data).returncode == 0
 
 
-def test_a_dataset_deleted_meanwhile_is_no_damage(
+def test_a_dataset_deleted_meanwhile_is_not_damage(
     served: Local, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = served.post("/v1/datasets", content=npz(*sample(50)), headers=NPZ).json()["id"]
@@ -273,7 +271,7 @@ def test_a_dataset_deleted_meanwhile_is_no_damage(
 
 
 @pytest.mark.parametrize("room", ["database", "blobs"])
-def test_without_room_there_is_no_half_file(kept: Kept, tmp_path: Path, room: str) -> None:
+def test_a_full_disk_leaves_no_partial_file(kept: Kept, tmp_path: Path, room: str) -> None:
     database = (kept.folder / "calibrd.db").stat().st_size
     limit = database // 2 if room == "database" else database + 300_000
     assert kept.file.stat().st_size > limit

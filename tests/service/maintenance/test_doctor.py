@@ -282,7 +282,7 @@ def test_all_is_well(patient: Patient) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_what_to_do_about_it(patient: Patient, fault: str) -> None:
+def test_a_fault_is_reported_with_advice(patient: Patient, fault: str) -> None:
     FAULTS[fault](patient)
     (found,) = patient.findings()
     assert found.code == fault
@@ -318,7 +318,7 @@ def test_a_row_that_was_changed_by_hand(patient: Patient, what: str) -> None:
     )
 
 
-def test_a_map_that_another_method_has_chosen_is_no_fault(patient: Patient) -> None:
+def test_a_map_chosen_by_another_method_is_not_a_fault(patient: Patient) -> None:
     chosen = Auto(candidates=("temperature",)).fit(CalibrationSet(**logits_and_labels(300)))
     assert chosen.method != Auto.name
     patient.replace_map(archive.dump(chosen))
@@ -327,7 +327,7 @@ def test_a_map_that_another_method_has_chosen_is_no_fault(patient: Patient) -> N
         assert [finding.code for finding in patient.findings()] == codes
 
 
-def test_a_row_that_cannot_be_read_hides_no_other_fault(patient: Patient) -> None:
+def test_an_unreadable_row_hides_no_other_fault(patient: Patient) -> None:
     unread("versions", "params", "xx")(patient)
     stored.remove(patient.blobs, patient.map)
     stored.remove(patient.blobs, patient.bytes)
@@ -342,7 +342,7 @@ def test_a_history_that_does_not_lead_where_the_alias_points(patient: Patient, f
     assert (found.code, found.subject) == ("alias_history", "alias digits@production")
 
 
-def test_an_alias_of_a_version_that_is_gone(patient: Patient) -> None:
+def test_an_alias_of_a_missing_version(patient: Patient) -> None:
     mine = patient.calibrator.id
     patient.change(update(aliases).where(aliases.c.calibrator == mine).values(version=9))
     moved = update(alias_moves).where(alias_moves.c.calibrator == mine, SECOND)
@@ -397,7 +397,7 @@ def test_a_wrong_place_is_reported_and_nothing_is_created(tmp_path: Path) -> Non
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_from_before_is_not_changed_by_a_look(tmp_path: Path) -> None:
+def test_an_older_database_is_not_changed_by_reading_it(tmp_path: Path) -> None:
     with closing(Database(f"sqlite:///{tmp_path}/calibrd.db")) as database:
         command.upgrade(alembic_config(database), "0001")
         done = here("doctor", f"--data-dir={tmp_path}")

@@ -112,7 +112,7 @@ def _peak(pid: int, *, reset: bool = False) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
+def test_predict_continues_while_the_database_and_the_blobs_are_unavailable(tmp_path):
     with in_process(tmp_path) as local:
         body = temperature_registration(2.0, k=5)
         local.post("/v1/calibrators/c/versions", json=body)
@@ -134,7 +134,7 @@ def test_predict_goes_on_while_the_database_and_the_blobs_are_gone(tmp_path):
         assert local.get("/healthz").status_code == 200
 
 
-def test_stop_hands_a_running_fit_back_and_the_next_start_finishes_it(tmp_path):
+def test_stop_requeues_a_running_fit_and_the_next_start_finishes_it(tmp_path):
     query = 'method=smart&params={"steps":1500}'
     with running(tmp_path) as started:
         with started.client() as client:

@@ -131,7 +131,7 @@ def test_files_of_writers_that_died_over_them_go_as_well(tmp_path: Path) -> None
     place.close()
 
 
-def test_an_older_state_of_the_database_does_not_sweep_what_a_newer_one_names(
+def test_an_older_state_of_the_database_does_not_sweep_blobs_of_a_newer_one(
     place: Place,
 ) -> None:
     gone = orphans(place)

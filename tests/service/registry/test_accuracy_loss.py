@@ -106,7 +106,7 @@ def test_the_preview_shows_the_figures_with_intervals(client: Local) -> None:
     assert "is less accurate than version 1" in words
 
 
-def test_judged_rows_that_are_gone_stop_no_promotion(client: Local) -> None:
+def test_missing_judged_rows_do_not_prevent_a_promotion(client: Local) -> None:
     blobs = client.app.state.parts.blobs
     for one in list(blobs.list()):
         if "/judged/" in one.key:

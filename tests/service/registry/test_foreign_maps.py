@@ -82,7 +82,7 @@ def refused(service: Local, body: dict[str, Any]) -> str:
         ("method", "../temperature", "unknown_method"),
     ],
 )
-def test_headers_that_lie(service: Local, path: str, value: object, code: str) -> None:
+def test_inconsistent_headers(service: Local, path: str, value: object, code: str) -> None:
     assert refused(service, {"map": forged(path, value)}) == code
 
 
@@ -128,7 +128,7 @@ def test_a_report_on_another_number_of_classes_is_refused(service: Local) -> Non
 
 
 @pytest.mark.parametrize("value", [-1e308, 1e308, 0])
-def test_what_is_taken_can_be_drawn(service: Local, value: float) -> None:
+def test_accepted_reports_can_be_rendered(service: Local, value: float) -> None:
     """Registering builds the charts but does not draw them."""
     body = fitted_elsewhere()
     report = changed(body["report"], "by_margin.0.before.equal_mass.0.confidence", value)
@@ -156,7 +156,7 @@ def overflowing(kind: str = "logits") -> SmartMap:
 
 
 @pytest.mark.parametrize("kind", ["logits", "probabilities"])
-def test_a_map_that_answers_nan_is_refused(service: Local, kind: str) -> None:
+def test_a_map_that_returns_nan_is_refused(service: Local, kind: str) -> None:
     content = base64.b64encode(archive.dump(overflowing(kind))).decode()
     answer = service.post(URL, json={"map": content})
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_map")
@@ -168,7 +168,7 @@ def test_a_map_of_too_many_classes_to_be_applied_is_refused(service: Local) -> N
     assert refused(service, {"map": base64.b64encode(content).decode()}) == "bad_map"
 
 
-def test_a_stored_map_that_answers_nan_is_an_error(
+def test_a_stored_map_that_returns_nan_is_an_error(
     service: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The map was stored before maps were checked on registration."""

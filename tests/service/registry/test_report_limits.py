@@ -28,7 +28,7 @@ def test_a_report_of_ours_is_taken(local):
 
 
 @pytest.mark.parametrize("name", sorted(MAX_ITEMS))
-def test_no_part_of_a_report_may_be_longer_than_ours(local, name):
+def test_no_part_of_a_report_may_be_longer_than_in_a_fit(local, name):
     report = fitted_elsewhere()["report"]
     part = report.get(name) or report["equal_width"]
     answer = registered(local, **{name: part * 60})
@@ -63,7 +63,7 @@ def test_a_map_of_a_long_header_is_refused(local):
         assert (answer.status_code in (413, 422), answer.json()["code"]) == (True, code)
 
 
-def test_a_drawing_is_made_once(local):
+def test_a_rendering_is_created_once(local):
     assert registered(local).status_code == 201
     renderer = local.app.state.parts.renderer
     url = f"{URL}/1/report.svg"

@@ -99,7 +99,7 @@ class Writer:
             self.waits.append(time.monotonic() - began)
 
 
-def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
+def test_merging_many_ranks_delays_no_writer(tmp_path: Path) -> None:
     place = Place(**Embedded().settings(tmp_path))
     session = opened(place, MANY_RANKS)
     rng = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def test_merging_many_ranks_keeps_no_writer_waiting(tmp_path: Path) -> None:
     place.close()
 
 
-def test_what_is_due_is_found_in_indexes(tmp_path: Path) -> None:
+def test_due_steps_are_found_in_indexes(tmp_path: Path) -> None:
     """Rows of statistics take up to 500 kB; reading them delayed long polls of all workspaces."""
     place = Place(**Embedded().settings(tmp_path))
     sent: list[tuple[str, Any]] = []
@@ -148,7 +148,7 @@ def test_what_is_due_is_found_in_indexes(tmp_path: Path) -> None:
     place.close()
 
 
-def test_a_workspace_that_cannot_be_read_holds_up_no_other(place: Place) -> None:
+def test_an_unreadable_workspace_delays_no_other(place: Place) -> None:
     """A failing read used to leave the long polls of all workspaces without a response."""
     session = opened(place, 1)
     post(place.database, caller(place), "job", SentStatistics("a", 1, 0, rows(3), None))
@@ -191,7 +191,7 @@ def test_bytes_of_a_large_step_are_released_a_few_at_a_time(place: Place) -> Non
     assert release_merged(place.database) == 0
 
 
-def test_of_many_deciders_one_writes(place: Place) -> None:
+def test_only_one_of_many_deciders_writes(place: Place) -> None:
     ranks, deciders = 40, 6
     session = opened(place, ranks)
     record(place.database, session, range(ranks), rows(5).to_bytes())
@@ -230,7 +230,7 @@ def while_merging(database: Database, happens: Any) -> Iterator[list[int]]:
         event.remove(database.engine, "after_cursor_execute", look)
 
 
-def test_a_rank_that_comes_while_others_are_merged_is_merged(place: Place) -> None:
+def test_a_rank_that_arrives_while_others_are_merged_is_merged(place: Place) -> None:
     session = opened(place, 30, merge_timeout=0.0)
     record(place.database, session, range(20), rows(1).to_bytes())
 
@@ -245,7 +245,7 @@ def test_a_rank_that_comes_while_others_are_merged_is_merged(place: Place) -> No
     assert found.metrics["rows"] == 1020
 
 
-def test_a_step_that_another_decides_meanwhile_is_decided_once(place: Place) -> None:
+def test_a_step_decided_concurrently_is_decided_once(place: Place) -> None:
     session = opened(place, 20)
     record(place.database, session, range(20), rows(2).to_bytes())
     key = SessionKey(session.run, session.number)

@@ -57,7 +57,7 @@ def test_ranks_are_listed_without_the_write_lock(
     assert listed == [0]
 
 
-def test_a_long_merge_holds_up_nobody_who_waits_for_another_run(
+def test_a_long_merge_does_not_delay_callers_waiting_for_another_run(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = opened(place, "slow", merge_timeout=0.05), opened(place, "quick")

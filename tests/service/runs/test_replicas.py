@@ -105,7 +105,7 @@ def test_waiting_callers_get_decisions_of_other_replicas_within_a_second(
     within(1.0, heard_after)
 
 
-def test_waiting_in_vain_ends_with_a_response(replicas: tuple[Local, Local]) -> None:
+def test_waiting_without_result_ends_with_a_response(replicas: tuple[Local, Local]) -> None:
     open_run(replicas[0], "calm", session="a")
     start = time.monotonic()
     found = state_of(replicas[0], "calm", after=0, wait=0.5)
@@ -125,7 +125,7 @@ def test_waiting_callers_get_a_step_after_its_timeout(
     assert (found["step"], found["partial"]) == (1, True)
 
 
-def test_those_who_wait_hold_nobody_up(replicas: tuple[Local, Local]) -> None:
+def test_waiting_callers_delay_no_one(replicas: tuple[Local, Local]) -> None:
     """There are more waiting callers than threads."""
     open_run(replicas[0], "crowd", kind="monitor", session="a")
 

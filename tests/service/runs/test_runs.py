@@ -62,7 +62,7 @@ def test_a_run_from_its_first_step_to_its_history(tenant: httpx.Client) -> None:
     assert good(tenant.get("/v1/runs/job"))["metrics"] == step["metrics"]
 
 
-def test_a_run_goes_on_after_a_crash(tenant: httpx.Client) -> None:
+def test_a_run_continues_after_a_crash(tenant: httpx.Client) -> None:
     state = trained(tenant, "job", 3, session="a")
     opened = tenant.post("/v1/runs", json={"name": "job", "session": "b"})
     assert opened.status_code == 200
@@ -76,7 +76,7 @@ def test_a_run_goes_on_after_a_crash(tenant: httpx.Client) -> None:
     assert [(one["id"], one["base_step"]) for one in sessions] == [("b", 3), ("a", 0)]
 
 
-def test_where_a_run_is_is_read_from_its_last_step_alone(
+def test_the_position_of_a_run_is_read_from_its_last_step_only(
     tenant: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walks: list[str] = []
@@ -239,7 +239,7 @@ def test_runs_are_listed_labelled_and_archived(tenant: httpx.Client) -> None:
     assert open_run(tenant, "one")["step"] == 1
 
 
-def test_what_an_archived_run_had_begun_may_end(tenant: httpx.Client) -> None:
+def test_open_sessions_of_an_archived_run_may_finish(tenant: httpx.Client) -> None:
     state = trained(tenant, "job", 1, session="a")
     tenant.patch("/v1/runs/job", json={"archived": True})
     # a job that lost its responses or was restarted opens its session again
@@ -265,7 +265,7 @@ def test_a_monitor_has_metrics_and_no_state(tenant: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/state", "/history", "/state?session=a"])
-def test_a_run_that_is_not_there(tenant: httpx.Client, path: str) -> None:
+def test_a_missing_run(tenant: httpx.Client, path: str) -> None:
     answer = tenant.get(f"/v1/runs/nothing{path}")
     assert refusal(answer) == (404, "no_such_run")
     open_run(tenant, "something")

@@ -69,7 +69,7 @@ def test_steps_may_come_in_any_order(tenant: httpx.Client) -> None:
     assert all(one["verified"] for one in steps)
 
 
-def test_what_the_trainer_decided_is_recorded_and_verified(tenant: httpx.Client) -> None:
+def test_decisions_of_the_trainer_are_recorded_and_verified(tenant: httpx.Client) -> None:
     open_run(tenant, "job", session="a")
     honest, other = BEGIN.update(seen(1)), BEGIN.update(seen(2))
     assert good(post(tenant, "job", "a", 1, seen(1), state=other))["state"] == other.to_dict()
@@ -80,7 +80,7 @@ def test_what_the_trainer_decided_is_recorded_and_verified(tenant: httpx.Client)
     assert state_of(tenant, "job")["verified"] is False
 
 
-def test_the_last_bit_of_a_gamma_is_nobodys_fault(tenant: httpx.Client) -> None:
+def test_the_last_bit_of_a_gamma_is_not_a_mismatch(tenant: httpx.Client) -> None:
     open_run(tenant, "job", session="a")
     told = BEGIN.update(seen(1)).to_dict()
     told["gammas"] = [gamma * (1 + 1e-13) for gamma in told["gammas"]]
@@ -110,7 +110,7 @@ def test_the_same_statistics_with_another_state_are_others(tenant: httpx.Client)
     assert refusal(refused) == (409, "statistics_differ")
 
 
-def test_a_rank_that_stays_away_is_waited_for_no_longer_than_agreed(tenant: httpx.Client) -> None:
+def test_waiting_for_a_missing_rank_ends_at_the_merge_timeout(tenant: httpx.Client) -> None:
     open_shared(tenant, ranks=3, merge_timeout=SOON)
     good(post(tenant, "job", "a", 1, seen(0), rank=0))
     good(post(tenant, "job", "a", 1, seen(2), rank=2))
@@ -127,7 +127,7 @@ def test_a_rank_that_stays_away_is_waited_for_no_longer_than_agreed(tenant: http
     assert step["metrics"]["rows"] == 400
 
 
-def test_a_post_decides_what_has_waited_too_long(tenant: httpx.Client) -> None:
+def test_a_post_decides_overdue_steps(tenant: httpx.Client) -> None:
     open_shared(tenant, merge_timeout=SOON)
     good(post(tenant, "job", "a", 1, seen(1)))
     time.sleep(SOON)
@@ -135,7 +135,7 @@ def test_a_post_decides_what_has_waited_too_long(tenant: httpx.Client) -> None:
     assert [one["partial"] for one in history(tenant, "job")] == [True]
 
 
-def test_workers_decide_what_nobody_looks_at(tenant: httpx.Client, shared_app: Local) -> None:
+def test_workers_decide_steps_that_no_one_polls(tenant: httpx.Client, shared_app: Local) -> None:
     open_shared(tenant, merge_timeout=SOON)
     good(post(tenant, "job", "a", 1, seen(1)))
     database = shared_app.app.state.parts.database
@@ -171,9 +171,7 @@ def test_ranks_without_rows_change_nothing(tenant: httpx.Client) -> None:
     assert (nothing["bins"], nothing["reliability"]) == (None, None)
 
 
-def test_a_session_that_cannot_be_decided_holds_up_no_other(
-    tenant: httpx.Client, shared_app: Local
-) -> None:
+def test_an_undecidable_session_delays_no_other(tenant: httpx.Client, shared_app: Local) -> None:
     database = shared_app.app.state.parts.database
     asked = {"kind": "monitor", "world_size": 2, "decides": "service", "merge_timeout": SOON}
     for name in ("one", "two", "three"):

@@ -181,7 +181,7 @@ def test_bad_body(service: Local, door: str, name: str) -> None:
     assert (told["status"], told["code"]) == (bad.status, bad.code), told
 
 
-def test_nothing_was_made_or_left_by_bad_bodies(service: Local) -> None:
+def test_bad_bodies_create_and_leave_nothing(service: Local) -> None:
     assert service.get("/v1/datasets").json()["items"] == []
     assert service.get("/v1/fits").json()["items"] == []
     assert service.get("/v1/calibrators/made").status_code == 404
@@ -199,7 +199,7 @@ def test_nothing_was_made_or_left_by_bad_bodies(service: Local) -> None:
         ((8,), "<c16", "bad_type"),
     ],
 )
-def test_npy_headers_that_lie_to_predict(service: Local, shape, dtype, code) -> None:
+def test_inconsistent_npy_headers_sent_to_predict(service: Local, shape, dtype, code) -> None:
     body = npy_claiming(shape, dtype)
     answer = service.post(DOORS["predict"], content=body, headers={"Content-Type": NPY_TYPE})
     assert problem(answer)["code"] == code
@@ -280,7 +280,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tricks_in_names_make_nothing(service: Local, name: str) -> None:
+def test_malicious_names_create_nothing(service: Local, name: str) -> None:
     bodies = {"/fits": (NPZ_TYPE, GOOD), "/versions": (JSON, json.dumps(fitted_elsewhere()))}
     for method, place in PLACES:
         ending = next((one for one in bodies if one in place and method == "POST"), None)
@@ -293,7 +293,7 @@ def test_tricks_in_names_make_nothing(service: Local, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tricks_in_names_under_v2(service: Local, name: str) -> None:
+def test_malicious_names_under_v2(service: Local, name: str) -> None:
     for path in ("/v2/models/{}", "/v2/models/{}/infer", "/v2/models/fashion/versions/{}/infer"):
         method = "POST" if path.endswith("infer") else "GET"
         answer = raw_call(service, method, path.format(NAMES[name]), "{}", JSON)

@@ -54,7 +54,7 @@ def test_the_fit_is_that_of_calibrators(client: httpx.Client, clipped: FeatureCl
     assert report["n"] == 300
 
 
-def test_the_methods_declare_what_they_need(client: httpx.Client) -> None:
+def test_the_methods_declare_their_requirements(client: httpx.Client) -> None:
     found = client.get("/v1/methods").json()
     assert {one["name"] for one in found if one["needs_features"]} == set(METHODS)
     assert [one["name"] for one in found if one["needs_head"]] == ["feature_clipping"]
@@ -255,7 +255,7 @@ def test_features_stored_by_columns_are_read_in_large_pieces(
 
 
 @pytest.mark.parametrize("name", ["head_weight", "head_bias"])
-def test_a_head_of_truth_values_is_refused_when_it_arrives(client: httpx.Client, name: str) -> None:
+def test_a_boolean_head_is_refused_on_arrival(client: httpx.Client, name: str) -> None:
     body = npz(**changed(name, DATA[name] > 0))
     answer = client.post("/v1/datasets", content=body, headers=NPZ)
     assert refusal(answer) == (422, "bad_head"), answer.text

@@ -154,7 +154,7 @@ def test_bfloat16_is_read_exactly(client: Any) -> None:
     np.testing.assert_array_equal(answer, SMART.map.apply(cut))
 
 
-def test_binary_maps_take_one_column_and_answer_two(client: Any) -> None:
+def test_binary_maps_take_one_column_and_return_two(client: Any) -> None:
     fitted = VERSIONS["binary", "production"].map
     for columns in (1, 2):
         values = logits(5, columns)
@@ -163,7 +163,7 @@ def test_binary_maps_take_one_column_and_answer_two(client: Any) -> None:
         np.testing.assert_array_equal(answer, fitted.apply(values))
 
 
-def test_minus_infinity_travels_in_binary(client: Any) -> None:
+def test_minus_infinity_is_sent_in_binary(client: Any) -> None:
     values = np.float32([[1.0, -np.inf, 0.5]])
     answer = client.infer("plain", [tensor(values)]).as_numpy("probabilities")
     assert answer[0, 1] == 0
@@ -247,7 +247,7 @@ def test_examples_obey_their_schemas() -> None:
     assert checked > 30
 
 
-def test_the_example_of_infer_is_what_happens(address: str) -> None:
+def test_the_example_of_infer_is_the_actual_response(address: str) -> None:
     operation = OPENAPI["/v2/models/{name}/infer"]["post"]
     asked = operation["requestBody"]["content"]["application/json"]["example"]
     described = operation["responses"]["200"]["content"]["application/json"]

@@ -234,7 +234,7 @@ def test_the_fingerprint_of_the_model(http: httpx.Client) -> None:
         assert refused.status_code == 409
         assert refused.json()["error"] == (
             r"fingerprinted@1 was fitted for 'mod\xe8le:v1', but the caller's model is 'v2': "
-            "send that model's values, or use fingerprint=warn"
+            "send values from that version's model, or use fingerprint=warn"
         )
     for header, model, sentence in (
         (b"v2", same, "two different model fingerprints"),

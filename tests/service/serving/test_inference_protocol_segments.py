@@ -170,7 +170,7 @@ def sized(size: int, **changes: Any) -> dict[str, Any]:
         (sized(7, datatype="INT64"), APP, 400, "1 values of INT64 are 8 bytes"),
     ],
 )
-def test_what_is_refused(
+def test_refused_input(
     http: httpx.Client, document: dict[str, Any], tail: bytes, status: int, sentence: str
 ) -> None:
     body, headers = raw(document, tail)

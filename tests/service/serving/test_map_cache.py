@@ -33,7 +33,7 @@ def key_of(client, name: str, version: int) -> str:
     return stored.only_key(client.app.state.parts.blobs, facts["map_sha256"])
 
 
-def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
+def test_cache_is_bounded_and_evicted_maps_are_reloaded(backend, tmp_path):
     with in_process(**backend.settings(tmp_path), map_cache_bytes=10_000) as client:
         for name in ("a", "b", "c"):
             register(client, name, 2.0)
@@ -46,7 +46,7 @@ def test_cache_is_bounded_and_what_gave_way_comes_back(backend, tmp_path):
         assert served(client, "a").json()["version"] == 2
 
 
-def test_a_move_waits_for_no_look_at_all_aliases(local):
+def test_a_move_does_not_wait_for_a_poll_of_all_aliases(local):
     """Others may have thousands of aliases in use, and polling all of them takes seconds."""
     register(local, "moved", 1.0)
     register(local, "moved", 2.0)
@@ -57,14 +57,14 @@ def test_a_move_waits_for_no_look_at_all_aliases(local):
         assert served(local, "moved").json()["version"] == 2
 
 
-def test_a_change_of_keys_waits_for_no_look_at_all_aliases(local):
+def test_a_key_change_does_not_wait_for_a_poll_of_all_aliases(local):
     body = {"name": "ci", "scopes": ["admin"]}
     with ThreadPoolExecutor() as threads, local.app.state.parts.maps._refreshing:
         answer = threads.submit(local.post, "/v1/keys", json=body).result(timeout=20)
     assert answer.status_code == 201
 
 
-def test_a_workspace_has_so_many_aliases_in_use(local, monkeypatch):
+def test_a_workspace_has_a_limit_of_aliases_in_use(local, monkeypatch):
     monkeypatch.setattr(map_cache, "ALIASES_PER_WORKSPACE", 3)
     register(local, "many", 1.0)
     body = {"version": 1, "force": True, "reason": "test"}
@@ -82,7 +82,7 @@ def test_a_workspace_has_so_many_aliases_in_use(local, monkeypatch):
     )
 
 
-def test_corrupt_map_is_never_served_and_the_old_one_goes_on(local):
+def test_a_corrupt_map_is_never_served_and_the_old_one_stays_in_use(local):
     register(local, "c", 1.0)
     register(local, "c", 2.0)
     promote(local, "c", 1)

@@ -61,7 +61,7 @@ def test_the_first_bad_row_is_named():
 
 @pytest.mark.parametrize("method", [name for name in all_methods() if name != "auto"])
 @pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "infinite")])
-def test_no_method_answers_for_nan(method, value, code, overconfident, monkeypatch):
+def test_no_method_accepts_nan(method, value, code, overconfident, monkeypatch):
     data = suited(overconfident, all_methods()[method])
     monkeypatch.setitem(MAPS, "fitted", all_methods()[method]().fit(data))
     values = np.array(overconfident.logits[:3])
@@ -93,7 +93,7 @@ def test_bad_queries(query):
 
 @pytest.mark.parametrize("path", ["two@3/predict", "two-shares@3/predict"])
 @pytest.mark.parametrize("body", [b"[0.25, 0.75]", b"[0.5]", npy([0.25, 0.75]), npy(np.ones(3))])
-def test_a_list_of_numbers_is_no_row_of_two_classes(path, body):
+def test_a_list_of_numbers_is_not_a_row_of_two_classes(path, body):
     refused = post(body, path)
     assert refusal(refused) == (422, "ambiguous_row")
     assert "[[a, b]] for two columns or [[a]] for one" in refused.json()["detail"]
@@ -118,7 +118,7 @@ def test_bad_gets(query):
     assert refusal(call("GET", f"three@3/predict?{query}")) == (422, REFUSED_GETS[query])
 
 
-def test_a_query_that_is_no_text():
+def test_a_query_that_is_not_text():
     assert refusal(post(npy(LOGITS), "three@3/predict?model=%ff")) == (400, "bad_query")
 
 
@@ -189,7 +189,7 @@ JSON, NPY, NPZ = ("application/json", "application/x-npy", "application/x-npz")
         (3, np.zeros((300_000, 3), np.int8), "top=9", NPZ, 300_000 * 3 * 16),
     ],
 )
-def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypatch):
+def test_responses_beyond_the_limit(classes, values, query, accept, size, monkeypatch):
     monkeypatch.setitem(MAPS, "untouchable", Untouchable(k=classes, temperature=1.0))
     body = npy(values)
     assert len(body) < LIMITS.bytes < size
@@ -206,7 +206,7 @@ def test_answers_beyond_the_limit(classes, values, query, accept, size, monkeypa
     "asked", [PredictRequest(), PredictRequest(top=2), PredictRequest(dtype=np.float64)]
 )
 @pytest.mark.parametrize("written", [Format.JSON, Format.NPZ])
-def test_the_size_of_an_answer_is_known_beforehand(dtype, asked, written):
+def test_the_size_of_a_response_is_known_in_advance(dtype, asked, written):
     rows = 40 if written is Format.JSON else 200
     values = np.random.default_rng(5).normal(scale=3, size=(rows, 1000)).astype(dtype)
     query = "top=2" if asked.top else "dtype=float64" if asked.dtype else ""
@@ -257,7 +257,7 @@ def test_hostile_tensor_headers(depth):
 
 
 @pytest.mark.parametrize("model", ["%ED%A0%80", "%ff", "%C3"])
-def test_models_that_are_no_text(model):
+def test_models_that_are_not_text(model):
     answer = post(npy(LOGITS), f"three@3/predict?fingerprint=warn&model={model}")
     assert refusal(answer) == (400, "bad_query")
 

@@ -36,7 +36,7 @@ from calibrators.errors import ClippedProbabilities
 from service.datasets.formats import Format
 
 
-def test_every_format_gives_what_the_map_gives():
+def test_every_format_gives_the_results_of_the_map():
     expected = THREE.apply(LOGITS)
     in_npy = post(npy(LOGITS), content_type="application/x-npy")
     np.testing.assert_array_equal(read_npy(in_npy), expected)

@@ -117,7 +117,7 @@ def ward(backend: Backend, tmp_path: Path) -> Iterator[Ward]:
     place.close()
 
 
-def test_no_damaged_map_is_served_and_the_cached_one_goes_on(ward: Ward) -> None:
+def test_no_damaged_map_is_served_and_the_cached_one_stays_in_use(ward: Ward) -> None:
     # the first version is in memory under its alias, so the second one is damaged
     other, key = (map_key(ward.place.workspace, v.id, v.map_sha256) for v in ward.versions)
     for url in itertools.islice(itertools.cycle([PREDICT.format(2), f"{TWO}/map"]), MAPS):

@@ -47,7 +47,7 @@ def test_statements_and_locks_have_limits_but_migrations_have_none(postgresql: D
         assert setting(postgresql.unlimited, name) == "0"
 
 
-def test_a_cut_line_is_noticed_soon_by_both_ends(postgresql: Database) -> None:
+def test_both_ends_soon_notice_a_broken_connection(postgresql: Database) -> None:
     for engine in (postgresql.engine, postgresql.unlimited):
         assert setting(engine, "application_name") == "calibrd"
         assert setting(engine, "tcp_keepalives_idle") == "5"
@@ -89,7 +89,7 @@ def full(database: Database) -> Iterator[None]:
     limits.append(1 << 30)
 
 
-def test_a_full_database_is_507_and_goes_on_reading(local: Local) -> None:
+def test_a_full_database_gives_507_and_still_reads(local: Local) -> None:
     def begin_upload() -> httpx.Response:
         return local.post("/v1/datasets?upload=parts")
 
@@ -115,7 +115,7 @@ def test_slow_statements_have_their_own_codes(postgresql: Database, limit: str) 
     assert told.value.code == "database_busy"
 
 
-def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: Database) -> None:
+def test_a_transaction_that_was_idle_too_long_can_be_retried(postgresql: Database) -> None:
     with pytest.raises((Unavailable, *DATABASE_DOWN)), postgresql.write() as store:  # noqa: PT012
         store.session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 100"))
         time.sleep(0.5)
@@ -124,7 +124,7 @@ def test_a_transaction_that_stood_still_too_long_can_be_tried_again(postgresql: 
         assert store.keys.count() == 0
 
 
-def test_a_database_that_takes_no_writes_is_one_that_is_away(postgresql: Database) -> None:
+def test_a_database_that_accepts_no_writes_counts_as_unavailable(postgresql: Database) -> None:
     with pytest.raises(DATABASE_DOWN), postgresql.write() as store:  # noqa: PT012
         store.session.execute(text("SET TRANSACTION READ ONLY"))  # like a standby
         store.keys.add_workspace("new")

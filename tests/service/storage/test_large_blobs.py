@@ -27,7 +27,9 @@ def test_a_blob_of_several_pieces_comes_back_whole(place: Place, tmp_path: Path)
         assert b"".join(place.blobs.chunks(f"large/{number}", sha256)) == content
 
 
-def test_a_blob_that_has_no_room_here_to_be_read(shared_fleet: Fleet, tmp_path: Path) -> None:
+def test_reading_a_blob_fails_if_the_local_disk_is_full(
+    shared_fleet: Fleet, tmp_path: Path
+) -> None:
     blobs = Blobs(shared_fleet.settings(tmp_path)["blobs_url"])
     content = bytes(1 << 20)
     blobs.put("large/blob", content)

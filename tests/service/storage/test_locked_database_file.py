@@ -1,4 +1,4 @@
-"""A SQLite file that another process keeps locked, or a slow statement, is busy, not away."""
+"""A SQLite file locked by another process, or a slow statement, is busy, not unavailable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ ENDLESS, LONG = COUNTING.format(10**12), COUNTING.format(2_000_000)
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
-def test_a_slow_statement_is_ended_and_its_connection_goes_on(tmp_path: Path, how: str) -> None:
+def test_a_slow_statement_is_ended_and_its_connection_stays_usable(
+    tmp_path: Path, how: str
+) -> None:
     database = Database(f"sqlite:///{tmp_path / 'slow.db'}", seconds=0.2)
     prepare_database(database)
     began = time.monotonic()

@@ -96,7 +96,7 @@ def make_first_database(settings: Settings, content: bytes) -> None:
     database.close()
 
 
-def test_a_version_from_before_is_still_served(backend: Backend, tmp_path: Path) -> None:
+def test_an_older_version_is_still_served(backend: Backend, tmp_path: Path) -> None:
     settings = backend.settings(tmp_path, empty=True)
     content = archive.dump(TemperatureMap(k=3, temperature=2.0))
     make_first_database(Settings(**settings), content)
@@ -113,7 +113,9 @@ def test_a_version_from_before_is_still_served(backend: Backend, tmp_path: Path)
         assert old.endswith(f"/maps/{version.map_sha256}")
 
 
-def test_migrations_make_the_tables_that_the_code_knows(backend: Backend, tmp_path: Path) -> None:
+def test_migrations_create_the_tables_that_the_code_defines(
+    backend: Backend, tmp_path: Path
+) -> None:
     database = Database(Settings(**backend.settings(tmp_path, empty=True)).database)
     prepare_database(database)
     config = alembic_config(database)
@@ -274,7 +276,7 @@ def test_a_schema_that_differs_from_its_revision_is_refused(
     database.close()
 
 
-def test_what_others_add_to_a_database_does_no_harm(backend: Backend, tmp_path: Path) -> None:
+def test_additions_to_the_schema_do_no_harm(backend: Backend, tmp_path: Path) -> None:
     database = Database(Settings(**backend.settings(tmp_path)).database)
     execute(
         database,

@@ -81,7 +81,7 @@ def database_status(service: Running) -> str:
     return found
 
 
-def test_calls_are_refused_in_time_and_go_on_by_themselves(
+def test_calls_are_refused_in_time_and_recover_automatically(
     service: Running, server: Postgres
 ) -> None:
     for path in PATHS[1:3]:
@@ -155,7 +155,7 @@ def test_after_a_missed_deadline_callers_are_refused_at_once(
     wait_until(lambda: answers(database), RECOVERY)
 
 
-def test_a_first_connection_is_given_up_in_time(url: str, server: Postgres) -> None:
+def test_a_first_connection_times_out(url: str, server: Postgres) -> None:
     database = Database(url, seconds=2.0)
     with paused(server):
         began = time.monotonic()
@@ -166,7 +166,7 @@ def test_a_first_connection_is_given_up_in_time(url: str, server: Postgres) -> N
     database.close()
 
 
-def test_what_the_caller_does_between_statements_does_not_count(url: str) -> None:
+def test_the_callers_own_time_between_statements_does_not_count(url: str) -> None:
     database = Database(url, seconds=1.0)
     with database.read() as store:
         store.keys.count()
@@ -185,7 +185,7 @@ def test_a_slow_statement_is_busy_and_keeps_its_connection(database: Database) -
         assert store.session.scalar(text("SELECT pg_backend_pid()")) == first
 
 
-def test_a_pool_without_connections_is_given_up_in_time(url: str) -> None:
+def test_waiting_for_an_exhausted_pool_times_out(url: str) -> None:
     database = Database(url, seconds=1.0)
     release = threading.Event()
 

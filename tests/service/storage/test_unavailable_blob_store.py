@@ -15,7 +15,7 @@ from service.errors import Unavailable
 from service.storage.blobs import Blobs
 
 
-def test_health_and_readiness_answer_while_the_store_hangs(
+def test_health_and_readiness_respond_while_the_store_hangs(
     shared_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with line(make_url(shared_fleet.blobs.url).port or 0) as its_line:
@@ -30,7 +30,7 @@ def test_health_and_readiness_answer_while_the_store_hangs(
             assert time.monotonic() - began < 8
 
 
-def test_a_missing_bucket_is_no_damage(shared_fleet: Fleet) -> None:
+def test_a_missing_bucket_is_not_damage(shared_fleet: Fleet) -> None:
     damages: list[str] = []
     blobs = Blobs("s3://no-such-bucket/x", on_damage=lambda key, _: damages.append(key))
     for call in (

@@ -167,7 +167,7 @@ def test_claims_of_a_registered_map_are_not_trusted(service: Local) -> None:
     assert "may differ from the model's" in row_of(page.text, "predicted class")
 
 
-def test_segments_that_auto_chose_keep_what_their_base_keeps(service: Local) -> None:
+def test_segmented_maps_chosen_by_auto_preserve_what_their_base_preserves(service: Local) -> None:
     base = TemperatureMap(k=5, temperature=2.0)
     chosen = SegmentedMap(k=5, base=base, segments=(), temperatures=np.zeros(0))
     body = registration(chosen.with_info(winner="segmented", base="temperature"))
@@ -182,7 +182,7 @@ def bearer(service: Local) -> dict[str, str]:
     return {"Authorization": f"Bearer {make_key(service, Scope.ADMIN)}"}
 
 
-def test_an_alias_that_cannot_be_is_refused_before_a_plan_is_shown(client: Local) -> None:
+def test_an_impossible_alias_is_refused_before_a_plan_is_shown(client: Local) -> None:
     for alias in ("Foo Bar!", "", "7"):
         answer = client.get(f"{HERE}/promote", params={"version": 4, "alias": alias})
         assert answer.status_code == 422

@@ -59,7 +59,7 @@ def test_versions_have_figures_before_and_after(two: Local) -> None:
     assert "the first" in row_of(page.text, ALIAS)
 
 
-def test_the_two_to_compare_are_that_in_production_and_the_newest(two: Local) -> None:
+def test_by_default_production_and_the_newest_version_are_compared(two: Local) -> None:
     page = two.get(PATH, headers=HTML).text
     checked = re.findall(r'name="([ab])" aria-label="[^"]*" value="(\d)" checked', page)
     assert sorted(checked) == [("a", "1"), ("b", "2")]
@@ -80,7 +80,7 @@ def test_pages_turn_through_all_versions(two: Local, monkeypatch: pytest.MonkeyP
     assert two.get(f"{PATH}?cursor=nonsense", headers=HTML).status_code == 422
 
 
-def test_readers_are_offered_only_what_they_may_do(reader: Local) -> None:
+def test_readers_are_offered_only_permitted_actions(reader: Local) -> None:
     shell = check_page(reader.get(PATH))
     assert not [one for one in shell.links if "promote" in one or "new-fit" in one]
     assert [one for one in shell.links if one.endswith("/try")]

@@ -116,7 +116,7 @@ def test_both_diagrams_stand_side_by_side(service: Local, dataset: str) -> None:
         assert sum(one["count"] for one in panel["data"]["values"]) == 3000
 
 
-def test_what_a_version_was_fitted_on_is_no_fair_ground(service: Local) -> None:
+def test_rows_that_a_version_was_fitted_on_give_no_verdict(service: Local) -> None:
     body = npz(*sample(1200, CLASSES))
     id = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     with service.app.state.parts.database.write() as store:
@@ -139,7 +139,7 @@ def test_rows_that_both_were_judged_on_are_compared(tmp_path: Path) -> None:
             body = registration(one.map, report=one.report.to_dict(), judged_rows=rows)
             assert client.post("/v1/calibrators/fashion/versions", json=body).is_success
         page = measured(client, a=1, b=2)
-        assert "400 rows that both versions were judged on" in _words(page)
+        assert "Both versions were judged on these 400 rows" in _words(page)
         expected = compare(judged[0].rows, judged[1].rows)
         for row in expected.rows():
             assert row.after in row_of(page, row.metric.title)

@@ -135,7 +135,7 @@ def test_6_two_versions_are_compared_on_the_same_rows(tab: Tab, service: str) ->
     tab.page.get_by_label("version 2 as second").check()
     tab.press("Compare")
     expect(tab.page.locator("#measured")).to_contain_text(
-        "4,000 rows that both versions were judged on"
+        "Both versions were judged on these 4,000 rows"
     )
     expect(tab.page.locator("#measured [data-chart] svg")).to_be_visible()
     look(tab, "compare")

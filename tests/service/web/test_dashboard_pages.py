@@ -135,7 +135,7 @@ def copy_versions(client: Local, count: int) -> None:
             session.execute(insert(reports).values({**report, "calibrator": id}))
 
 
-def test_an_empty_service_teaches_the_first_step(local: Local) -> None:
+def test_an_empty_service_shows_the_first_step(local: Local) -> None:
     page = local.get("/", headers=HTML).text
     assert "No calibrators yet" in page
     assert 'action="./sample"' in page
@@ -163,7 +163,7 @@ def test_without_the_scope_no_fits_are_shown(service: Local, reader: Local) -> N
     assert "needs a key with the fit scope" in Shell(refused.text).words
 
 
-def test_jobs_tell_how_they_go_on_and_can_be_cancelled(admin: Local) -> None:
+def test_fits_show_progress_and_can_be_cancelled(admin: Local) -> None:
     progress = {"method": "smart", "methods_done": 1, "methods": 2, "step": 5, "total": 10}
     id = add_fit(admin, FitStatus.RUNNING, calibrator_name="going", progress=progress)
     error = {"code": "blob_missing", "message": "the stored bytes are gone: send them again"}

@@ -79,7 +79,7 @@ def test_a_fit_of_several_methods_recommends_one_and_stays_on_its_page(fitter: L
     ("versions", "result"),
     [([3], "/calibrators/fashion/versions/3"), ([3, 4, 5], "/calibrators/fashion")],
 )
-def test_a_fit_leads_to_what_it_made(fitter: Local, versions: list[int], result: str) -> None:
+def test_a_fit_links_to_its_versions(fitter: Local, versions: list[int], result: str) -> None:
     id = add_fit(fitter, FitStatus.SUCCEEDED, versions=versions, started_at=10, finished_at=12.5)
     page = fitter.get(f"/jobs/{id}")
     links = check_page(page).links
@@ -120,7 +120,9 @@ def test_cancelling_on_the_page_of_a_fit_returns_to_it(fitter: Local) -> None:
     assert fitter.post(f"/jobs/{running}/cancel", data={"stay": "1"}).status_code == 403
 
 
-def test_fits_of_others_and_none_are_not_there(service: Local, fitter: Local) -> None:
+def test_fits_of_other_workspaces_and_missing_fits_are_not_found(
+    service: Local, fitter: Local
+) -> None:
     parts = service.app.state.parts
     id = add_fit(service)
     with parts.database.write() as store:
@@ -141,7 +143,7 @@ def test_lists_of_fits_lead_to_their_pages(service: Local, fitter: Local) -> Non
         assert f"./jobs/{id}" in check_page(fitter.get(path)).links
 
 
-def test_whatever_people_wrote_is_shown_as_text(fitter: Local) -> None:
+def test_user_input_is_shown_as_text(fitter: Local) -> None:
     order = {
         "methods": [{"method": MARKUP, "params": {MARKUP: MARKUP}}],
         "model": MARKUP,

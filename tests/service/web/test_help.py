@@ -51,7 +51,7 @@ def test_the_policy_allows_the_scripts_of_the_page_and_no_others(client: Local) 
     "path",
     ["../secret.txt", "..%2fsecret.txt", "link.txt", "%00", "a" * 900, "how-to", "gone.html"],
 )
-def test_nothing_but_files_of_the_site_is_given(client: Local, path: str) -> None:
+def test_only_files_of_the_site_are_served(client: Local, path: str) -> None:
     answer = client.get(f"/help/{path}")
     assert answer.status_code == 404
     assert OUTSIDE not in answer.text

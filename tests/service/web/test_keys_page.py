@@ -33,7 +33,7 @@ def reader(service: Local) -> Iterator[Local]:
         yield made
 
 
-def test_keys_are_made_shown_once_rotated_and_revoked(admin: Local) -> None:
+def test_keys_are_created_shown_once_rotated_and_revoked(admin: Local) -> None:
     csrf = {"csrf": csrf_of(admin)}
     made = admin.post(
         "/keys", data={**csrf, "name": "ci", "scope": ["fit", "predict"], "days": "9"}
@@ -57,7 +57,7 @@ def test_keys_are_made_shown_once_rotated_and_revoked(admin: Local) -> None:
     assert admin.get("/v1/runs", headers=bearer).status_code == 401
 
 
-def test_a_page_that_is_reloaded_makes_no_other_key(admin: Local) -> None:
+def test_reloading_a_page_creates_no_second_key(admin: Local) -> None:
     def forms() -> dict[str, str]:
         (once,) = set(re.findall(r'name="once" value="([^"]+)"', admin.get("/keys").text))
         return {"csrf": csrf_of(admin), "once": once}

@@ -88,7 +88,7 @@ def test_every_page_shows_it_as_text(client: Local, fit: str, path: str) -> None
     _check(client.get(url), is_shown=path not in WITHOUT_USER_TEXT)
 
 
-def test_what_changes_for_callers_shows_it_as_text(client: Local) -> None:
+def test_changes_for_callers_are_shown_as_text(client: Local) -> None:
     _check(client.get(f"/calibrators/{NAME}/promote", params={"version": 1}))
 
 
@@ -122,7 +122,7 @@ def test_the_name_of_the_key_is_shown_as_text(client: Local) -> None:
         _check(other.get("/runs"))
 
 
-def test_what_is_written_into_forms_is_shown_as_text(client: Local) -> None:
+def test_text_entered_in_forms_is_shown_as_text(client: Local) -> None:
     csrf = {"csrf": csrf_of(client)}
     key = {**csrf, "name": MARKUP, "scope": "fit"}
     _check(client.post("/keys", data=key))

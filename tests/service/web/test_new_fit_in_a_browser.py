@@ -208,7 +208,7 @@ def test_parameters_of_a_method_are_sent(tab: Tab, service: Local) -> None:
     assert ordered[0]["params"].items() >= {"allow_class_change": True, "budget": 5}.items()
 
 
-def test_what_was_uploaded_is_not_sent_again(tab: Tab) -> None:
+def test_uploaded_data_is_not_sent_again(tab: Tab) -> None:
     tab.page.get_by_label("Fingerprint").fill("x" * 200)
     tab.page.evaluate("document.querySelector('#model').value += 'x'")
     tab.page.evaluate(DROPPED, base64.b64encode(npz(LOGITS, LABELS)).decode())
@@ -222,7 +222,7 @@ def test_what_was_uploaded_is_not_sent_again(tab: Tab) -> None:
     assert len([one for one in tab.asked if "/v1/datasets" in one]) == 1
 
 
-def test_a_fit_is_ordered_watched_and_followed_to_its_result(tab: Tab, service: Local) -> None:
+def test_a_fit_is_submitted_watched_and_followed_to_its_result(tab: Tab, service: Local) -> None:
     choose(tab, {"logits.npy": npy(LOGITS), "labels.npy": npy(LABELS)})
     choose(tab, {"test.npz": npz(LOGITS[1:], LABELS[1:])}, "Evaluation data")
     tab.page.get_by_label("Fingerprint").fill("sha256:0f1e")

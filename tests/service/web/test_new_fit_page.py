@@ -58,7 +58,7 @@ def test_the_curl_lines_run_as_pasted(service: Local, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_every_method_is_offered_with_what_there_is_to_know(fitter: Local) -> None:
+def test_every_method_is_offered_with_its_description(fitter: Local) -> None:
     words = check_page(fitter.get("/new-fit")).words
     for name, recipe in all_methods().items():
         assert f"{name} {recipe.summary}" in words
@@ -90,7 +90,7 @@ def test_the_name_is_filled_in_and_limits_are_shown(fitter: Local) -> None:
     assert "needs JavaScript" in words
 
 
-def test_names_that_there_are_can_be_chosen(fitter: Local) -> None:
+def test_existing_names_can_be_chosen(fitter: Local) -> None:
     headers = {**NPZ, "X-CSRF-Token": csrf_of(fitter)}
     body = npz(*sample(60, 3))
     made = fitter.post(
@@ -101,7 +101,7 @@ def test_names_that_there_are_can_be_chosen(fitter: Local) -> None:
 
 
 @pytest.mark.parametrize("name", [MARKUP, '"><script>alert(1)</script>', "x" * 200])
-def test_a_name_that_is_none_is_shown_as_text(fitter: Local, name: str) -> None:
+def test_an_invalid_name_is_shown_as_text(fitter: Local, name: str) -> None:
     page = fitter.get("/new-fit", params={"calibrator": name})
     shell = check_page(page)
     assert "img" not in shell.tags

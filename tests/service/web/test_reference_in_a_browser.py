@@ -84,7 +84,7 @@ def test_it_fits_the_window_and_is_accessible(
     tab.keep_picture(f"reference-{width}-{'dark' if dark else 'light'}")
 
 
-def test_every_operation_is_there_with_its_summary(tab: Tab, service: str) -> None:
+def test_every_operation_is_listed_with_its_summary(tab: Tab, service: str) -> None:
     open_reference(tab, service)
     document = tab.page.request.get(f"{service}/openapi.json").json()
     described = {

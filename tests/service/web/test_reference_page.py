@@ -23,7 +23,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
         yield client
 
 
-def test_strangers_read_the_reference_under_the_policy_of_all_pages(locked: Local) -> None:
+def test_the_reference_is_public_under_the_policy_of_all_pages(locked: Local) -> None:
     for headers in ({}, HTML, {**HTML, "Cookie": "calibrd_session=nonsense"}):
         answer = locked.get("/docs", headers=headers)
         assert answer.status_code == 200
@@ -47,7 +47,7 @@ def test_readers_who_are_signed_in_have_navigation_and_token(locked: Local) -> N
         assert 'data-csrf=""' not in answer.text
 
 
-def test_what_the_page_loads_is_there_and_from_this_service(locked: Local) -> None:
+def test_resources_of_the_page_exist_and_come_from_this_service(locked: Local) -> None:
     links = set(check_page(locked.get("/docs", headers=HTML)).links) - {"data:,", "#main", "./"}
     assert links == {
         "./static/app.css",

@@ -57,7 +57,7 @@ def test_pages_run_nothing_but_the_service_own_script(reader: Local, path: str) 
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/resnet"])
-def test_what_a_page_loads_and_links_is_there(reader: Local, path: str) -> None:
+def test_resources_and_links_of_a_page_exist(reader: Local, path: str) -> None:
     links = set(Shell(reader.get(path).text).links) - {"data:,", "#main"}
     found = {str(reader.build_request("GET", path).url.join(link).path) for link in links}
     assert "/static/runs.js" in found
@@ -131,9 +131,7 @@ def test_a_service_without_the_charts_extra_shows_a_note(
 
 
 @pytest.mark.parametrize("kind", ["adafocal", "monitor"])
-def test_the_history_of_the_service_is_what_the_charts_take(
-    locked: tuple[Local, str], kind: str
-) -> None:
+def test_the_charts_accept_the_history_of_the_service(locked: tuple[Local, str], kind: str) -> None:
     client, token = locked
     client.headers["Authorization"] = f"Bearer {token}"
     try:

@@ -130,7 +130,7 @@ def test_an_open_page_follows_a_step_and_a_session_that_rewinds(tab: Tab, client
     expect_step(tab, 15)
 
 
-def test_whoever_is_signed_out_is_led_to_sign_in_and_back(tab: Tab, client: Local) -> None:
+def test_signed_out_users_are_led_to_sign_in_and_back(tab: Tab, client: Local) -> None:
     tab.open(f"{client.base_url}/runs/{RUN}", width=600, dark=True)
     expect(tab.page.locator("#live")).to_have_text("live")
     token = make_key(client, Scope.PREDICT)  # the first: from now on the page is refused

@@ -48,7 +48,7 @@ def own(client: Local) -> str:
     return str(client.base_url).rstrip("/")
 
 
-def test_a_key_begins_a_session_that_pages_and_the_api_take(browser: Local) -> None:
+def test_a_key_starts_a_session_that_pages_and_the_api_accept(browser: Local) -> None:
     assert browser.get("/v1/runs").status_code == 401
     answer = sign_in(browser, make_key(browser, Scope.FIT, name="ann"))
     assert (answer.status_code, answer.headers["location"]) == (303, "./")
@@ -71,7 +71,7 @@ def test_the_database_has_no_token(admin: Local) -> None:
 
 
 @pytest.mark.parametrize("key", ["cal_wrong", f"cal_{'0' * 12}_{'0' * 48}", "<b>x</b>", "ключ"])
-def test_a_wrong_key_begins_none(browser: Local, key: str) -> None:
+def test_a_wrong_key_starts_no_session(browser: Local, key: str) -> None:
     answer = sign_in(browser, key)
     assert answer.status_code == 401
     assert "refused this key" in answer.text
@@ -149,7 +149,7 @@ def test_a_key_in_the_header_wins(admin: Local) -> None:
     assert admin.post("/v1/keys", json=KEY, headers=writer).status_code == 201  # without a token
 
 
-def test_what_changes_something_needs_the_token_of_the_session(admin: Local) -> None:
+def test_requests_that_change_something_need_the_session_token(admin: Local) -> None:
     csrf, other = csrf_of(admin), "0" * 64
     assert admin.post("/v1/keys", json=KEY).json()["code"] == "foreign_origin"
     for wrong in (other, "", "ü", csrf[:-1]):
@@ -194,7 +194,7 @@ def test_pages_of_other_sites_cannot_use_a_session(admin: Local, headers: dict[s
     assert sign_in(admin, token, **headers).status_code == 403  # nor can it begin a session
 
 
-def test_a_link_from_elsewhere_leads_to_a_page_and_does_nothing(admin: Local) -> None:
+def test_a_link_from_another_site_opens_a_page_without_side_effects(admin: Local) -> None:
     assert admin.get("/jobs", headers=NAVIGATION).status_code == 200
     assert admin.get("/v1/runs", headers=NAVIGATION).status_code == 403
     data = {"csrf": csrf_of(admin)}
@@ -242,7 +242,7 @@ def test_signing_in_leads_nowhere_else(browser: Local, next: str) -> None:
     assert browser.post("/sign-in", data=data, headers=HTML).headers["location"] == "./"
 
 
-def test_cookies_that_are_no_session(browser: Local) -> None:
+def test_cookies_without_a_session(browser: Local) -> None:
     for value in ("x", "x" * 3000, '"quoted"', "a=b; calibrd_session=", "é"):
         sent = {"Cookie": f"other=1; calibrd_session={value}".encode("latin-1")}
         assert browser.get("/v1/runs", headers=sent).status_code == 401

@@ -97,7 +97,7 @@ def test_probabilities_are_those_of_softmax_and_of_predict(user: Local) -> None:
     )
 
 
-def test_of_many_classes_the_likeliest_are_shown_and_the_rest_is_summed(user: Local) -> None:
+def test_the_likeliest_of_many_classes_are_shown_and_the_rest_is_summed(user: Local) -> None:
     row = np.random.default_rng(4).normal(size=26) * 3
     (found,) = tried(user, "letters", " ".join(map(str, row)))
     *likeliest, rest = found
@@ -155,7 +155,7 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
         ("[" * 5000, ""),
     ],
 )
-def test_errors_are_shown_beside_the_input(user: Local, rows: str, told: str) -> None:
+def test_errors_are_shown_next_to_the_input(user: Local, rows: str, told: str) -> None:
     answer = user.post("/calibrators/fashion/try", data={"rows": rows})
     assert answer.status_code == 422
     shell = check_page(answer)

@@ -122,7 +122,7 @@ def test_charts_carry_the_numbers_of_the_report(reader: Local) -> None:
     ]
 
 
-def test_everything_it_leads_to_within_the_api_is_there(reader: Local) -> None:
+def test_everything_it_links_to_within_the_api_exists(reader: Local) -> None:
     base = reader.build_request("GET", PAGE).url
     links = {str(base.join(link).path) for link in check_page(reader.get(PAGE)).links}
     files = {one for one in links if one.startswith("/v1/")}
@@ -164,7 +164,7 @@ def test_two_reads_make_the_page(service: Local) -> None:
 
 
 @pytest.mark.parametrize("scope", Scope)
-def test_each_key_is_offered_what_it_may_do(service: Local, scope: Scope) -> None:
+def test_each_key_is_offered_its_permitted_actions(service: Local, scope: Scope) -> None:
     with signed_in(service, scope) as client:
         links = " ".join(check_page(client.get(PAGE)).links)
     may = {Scope.PREDICT: "/try?ref=1", Scope.PROMOTE: "/promote?version=1"}
@@ -174,7 +174,7 @@ def test_each_key_is_offered_what_it_may_do(service: Local, scope: Scope) -> Non
     assert "/compare?b=1" in links
 
 
-def test_notes_are_changed_by_those_who_may_promote(promoter: Local, reader: Local) -> None:
+def test_notes_can_be_changed_with_the_promote_scope(promoter: Local, reader: Local) -> None:
     form = {"tags": "team: nlp\r\nurl: a:b", "description": "new\r\nlines"}
     form["seen"] = seen_on(promoter, NO_REPORT)
     answer = promoter.post(f"{NO_REPORT}/notes", data={**form, "csrf": csrf_of(promoter)})
@@ -272,7 +272,7 @@ def test_segments_are_a_table(local: Local) -> None:
     assert "By segment" not in plain.text
 
 
-def test_whatever_people_wrote_is_shown_as_text(local: Local) -> None:
+def test_user_input_is_shown_as_text(local: Local) -> None:
     assert local.post("/v1/calibrators/fashion/versions", json=fitted_elsewhere()).is_success
     odd = [{"code": MARKUP, "message": MARKUP}, MARKUP, 5]
     values = {

@@ -52,7 +52,7 @@ def test_three_lost_workers_are_enough(place: Place) -> None:
 
 
 @by_the_clock
-def test_a_worker_that_was_silent_itself_judges_nobody(place: Place) -> None:
+def test_a_worker_that_was_silent_itself_declares_no_one_dead(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     first = housekeeping(place, "first", silence=0.2)
     with place.database.write() as store:
@@ -73,7 +73,7 @@ class SlowBlobs(Blobs):
 
 
 @by_the_clock
-def test_a_long_housekeeping_does_not_stop_the_heart(place: Place) -> None:
+def test_long_housekeeping_does_not_stop_heartbeats(place: Place) -> None:
     place.blobs = SlowBlobs(place.settings.blobs)
     spent = place.dataset(delete_after_fit=True)
     fit = place.start_fit(spent, ("temperature", {}))
@@ -151,7 +151,7 @@ def test_a_fit_notices_its_cancellation_after_an_error(place: Place) -> None:
     assert [one["exc_info"] is not None for one in logged] == [True]
 
 
-def test_a_fit_that_its_worker_does_not_know_waits_again(place: Place) -> None:
+def test_a_fit_unknown_to_its_worker_is_requeued(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="forgetful", device="cpu")
@@ -167,7 +167,7 @@ def test_a_fit_is_left_to_a_worker_that_is_taking_it(place: Place) -> None:
     assert place.fit(fit.id).status is FitStatus.RUNNING
 
 
-def test_a_fit_of_a_worker_that_nobody_knows_waits_again(place: Place) -> None:
+def test_a_fit_of_an_unknown_worker_is_requeued(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
     with place.database.write() as store:
         store.fits.start(fit.id, worker="unknown", device="cpu")
@@ -175,7 +175,7 @@ def test_a_fit_of_a_worker_that_nobody_knows_waits_again(place: Place) -> None:
     assert (place.fit(fit.id).status, place.fit(fit.id).attempt) == (FitStatus.QUEUED, 1)
 
 
-def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: Place) -> None:
+def test_a_worker_declared_dead_claims_nothing_before_its_next_heartbeat(place: Place) -> None:
     fit = place.start_fit(place.dataset(), ("temperature", {}))
 
     def claimed() -> bool:
@@ -188,7 +188,7 @@ def test_a_worker_that_was_taken_for_dead_claims_nothing_before_it_beats(place: 
     assert claimed()
 
 
-def test_a_worker_that_is_claiming_is_not_taken_for_dead(place: Place) -> None:
+def test_a_claiming_worker_is_not_declared_dead(place: Place) -> None:
     """A claim counts as a heartbeat, and a concurrent check of its worker leaves it alone."""
     with place.database.write() as store:
         store.workers.beat("slow", queues=[CPU], device="cpu")

@@ -31,7 +31,7 @@ def housekeeping(place: Place) -> Housekeeping:
     )
 
 
-def test_others_write_while_it_looks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_can_write_while_it_checks(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bool] = []
 
     def spent_datasets(_: Fits) -> list[Dataset]:

@@ -49,7 +49,7 @@ def names_of_connections(place: Place) -> set[str]:
         return set(store.session.scalars(text(query), {"name": place.database.url.database}))
 
 
-def test_a_worker_that_was_cut_off(place: Place, cut_off: tuple[Crew, Line]) -> None:
+def test_a_worker_cut_off_from_the_database(place: Place, cut_off: tuple[Crew, Line]) -> None:
     crew, its_line = cut_off
     fit = place.start_fit(place.dataset(), SOME_SECONDS)
     crew.running(fit)

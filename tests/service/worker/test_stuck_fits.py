@@ -110,7 +110,7 @@ def test_a_cancelled_fit_that_does_not_come_back_does_not_keep_its_worker(
     check_goes_on(place, worker, fit)
 
 
-def test_a_store_that_never_answers_does_not_keep_a_worker(
+def test_a_store_that_never_responds_does_not_block_a_worker(
     place: Place, worker: subprocess.Popen[bytes]
 ) -> None:
     dataset = place.dataset()

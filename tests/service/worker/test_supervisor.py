@@ -73,7 +73,9 @@ def test_pauses_between_starts_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one["restart_seconds"] for one in logged[:3]] == pytest.approx([0.1, 0.2, 0.4])
 
 
-def test_one_that_does_not_leave_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_exit_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
     workers = WorkerSupervisor(Settings(data_dir=tmp_path), 1, STUBBORN)
     workers.start()
@@ -144,7 +146,7 @@ def test_every_worker_has_a_slot_of_its_own_and_keeps_it(
         workers.stop()
 
 
-def test_one_that_had_taken_a_fit_is_replaced_at_once(
+def test_a_process_that_had_claimed_a_fit_is_replaced_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])

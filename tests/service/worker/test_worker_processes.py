@@ -58,7 +58,7 @@ def test_two_methods_give_two_versions_with_maps_reports_and_onnx(place: Place, 
         assert place.blobs.get(key, version.onnx_sha256)
 
 
-def test_a_fit_starts_soon_after_it_was_ordered(place: Place, crew: Crew) -> None:
+def test_a_fit_starts_soon_after_submission(place: Place, crew: Crew) -> None:
     data = place.dataset()
 
     def started_after() -> float:
@@ -142,7 +142,7 @@ def test_a_dataset_for_one_fit_is_deleted_after_it(place: Place, crew: Crew) -> 
     wait_until(lambda: not place.has_bytes_of(data), 5)
 
 
-def test_what_no_worker_saw_the_end_of_is_deleted_by_the_housekeeping(
+def test_housekeeping_deletes_datasets_of_fits_cancelled_before_they_ran(
     place: Place, crew: Crew
 ) -> None:
     spent, kept = place.dataset(delete_after_fit=True), place.dataset()
@@ -162,7 +162,7 @@ def test_what_no_worker_saw_the_end_of_is_deleted_by_the_housekeeping(
 
 
 @by_the_clock
-def test_a_worker_that_leaves_hands_its_fit_back(place: Place, crew: Crew) -> None:
+def test_a_stopping_worker_requeues_its_fit(place: Place, crew: Crew) -> None:
     fit = place.start_fit(place.dataset(), SOME_SECONDS)
     leaver = crew.running(fit)
     left_at = time.monotonic()
@@ -190,7 +190,7 @@ def test_a_killed_workers_fit_is_run_by_another_and_written_once(place: Place, c
     assert len(done.versions) == 1
 
 
-def test_a_worker_that_slept_changes_nothing_when_it_wakes(place: Place, crew: Crew) -> None:
+def test_a_suspended_worker_changes_nothing_when_it_resumes(place: Place, crew: Crew) -> None:
     place.enter_new_workspace()
     fit = place.start_fit(place.dataset(), SOME_SECONDS)
     sleeper = crew.running(fit)

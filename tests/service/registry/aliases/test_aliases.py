@@ -71,7 +71,7 @@ def test_compare_and_set(tenant):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("verdict", ["worse", "insufficient_data", "at_chance", None])
-def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
+def test_a_version_not_judged_better_needs_force_and_a_reason(local, verdict):
     register(local, 1.5, verdict)
     refused = move(local, 1)
     assert (refused.status_code, refused.json()["code"]) == (409, "needs_force")
@@ -87,7 +87,7 @@ def test_what_was_not_judged_better_needs_force_and_a_reason(local, verdict):
     ("k", "kind", "taken"),
     [(5, "probabilities", "probabilities of 5 classes"), (4, "logits", "logits of 4 classes")],
 )
-def test_what_takes_other_input_needs_force_and_a_reason(tenant, k, kind, taken):
+def test_a_version_with_different_input_needs_force_and_a_reason(tenant, k, kind, taken):
     register(tenant, 1.0)
     body = registration(TemperatureMap(k=k, kind=kind, temperature=1.5))
     assert tenant.post("/v1/calibrators/c/versions", json=body).status_code == 201
@@ -105,7 +105,7 @@ def test_what_takes_other_input_needs_force_and_a_reason(tenant, k, kind, taken)
 
 
 @pytest.mark.one_backend
-def test_what_takes_no_segments_needs_force_where_they_were_taken(tenant):
+def test_a_version_without_segments_needs_force_after_one_with_segments(tenant):
     register(tenant, 1.0)
     base = TemperatureMap(k=5, temperature=1.5)
     segmented = SegmentedMap(k=5, base=base, segments=("web",), temperatures=np.array([2.0]))
@@ -130,7 +130,7 @@ def test_trade_off_is_moved_to_with_a_warning(tenant):
     assert "trade-off" in moved.json()["warning"]
 
 
-def test_rollback_takes_back_move_after_move(tenant):
+def test_rollback_undoes_one_move_after_another(tenant):
     for temperature in (1.0, 2.0, 3.0):
         register(tenant, temperature)
     for version in (1, 2, 3):
@@ -151,7 +151,7 @@ def test_rollback_takes_back_move_after_move(tenant):
     ]
 
 
-def test_move_is_seen_by_other_processes_within_two_seconds(backend, tmp_path):
+def test_other_processes_see_a_move_within_two_seconds(backend, tmp_path):
     settings = backend.settings(tmp_path)
     with in_process(**settings) as one, in_process(**settings) as other:
         register(one, 1.0)
@@ -178,7 +178,7 @@ def test_bad_names_of_aliases(tenant, name):
     assert answer.status_code == 422
 
 
-def test_alias_of_a_version_that_is_not_there(tenant):
+def test_alias_of_a_missing_version(tenant):
     register(tenant, 1.0)
     assert move(tenant, 9).json()["code"] == "no_such_version"
     assert tenant.get(ALIAS).status_code == 404
@@ -202,7 +202,7 @@ def test_repeated_move_is_none_and_rollback_still_goes_back(tenant):
     assert tenant.post(f"{ALIAS}/rollback").json()["version"] == 1
 
 
-def test_conditions_on_what_is_not_there(tenant):
+def test_conditions_on_missing_objects(tenant):
     register(tenant, 1.0)
     assert move(tenant, 1, {"If-Match": "*"}).status_code == 412
     move(tenant, 1)

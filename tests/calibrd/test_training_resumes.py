@@ -27,7 +27,7 @@ def step_of(job: AdaFocal | Monitor) -> int:
 
 
 @pytest.mark.parametrize("kind", [AdaFocal, Monitor])
-def test_a_service_that_is_late_does_not_send_the_run_back(
+def test_a_late_service_does_not_rewind_the_run(
     kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Everything is sent, but the service does not respond when the next job begins."""
@@ -44,7 +44,7 @@ def test_a_service_that_is_late_does_not_send_the_run_back(
     assert line_of(client, run) == [1, 2, 3, 4]
 
 
-def test_a_job_that_still_sends_does_not_send_the_next_back(
+def test_a_job_that_is_still_sending_does_not_rewind_the_next(
     line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The job is closed in the same process before everything has been sent."""
@@ -72,7 +72,7 @@ def test_a_job_that_still_sends_does_not_send_the_next_back(
 
 
 @by_the_clock
-def test_a_long_queue_is_not_waited_for(
+def test_sending_a_backlog_stays_within_the_budget(
     line: FaultyLine,
     client: calibrd.Client,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_a_long_queue_is_not_waited_for(
     assert caplog.messages == []
 
 
-def test_what_another_machine_did_since_counts(
+def test_progress_on_another_machine_counts(
     line: FaultyLine, client: calibrd.Client, tmp_path: Path
 ) -> None:
     """The unsent steps on this machine are older than those on the service."""
@@ -125,7 +125,7 @@ def test_the_position_of_the_service_counts_if_everything_is_sent(
         assert job.steps == 7
 
 
-def test_a_clock_that_is_set_back_changes_no_order(
+def test_setting_the_clock_back_does_not_change_the_order(
     line: FaultyLine, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, now = passes(3), time.time
@@ -154,7 +154,7 @@ def test_an_unreadable_pass_is_logged_and_blocks_no_other(
 
 
 @pytest.mark.parametrize("damage", ["run", "plan", "lock"])
-def test_a_damaged_session_holds_up_no_other(
+def test_a_damaged_session_delays_no_other(
     damage: str,
     line: FaultyLine,
     client: calibrd.Client,
@@ -202,7 +202,7 @@ def test_a_folder_that_is_deleted_is_made_again(
     assert line_of(client, "deleted") == [1, 2]
 
 
-def test_where_a_run_was_need_not_be_readable(
+def test_an_unreadable_last_position_is_tolerated(
     line: FaultyLine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run then continues from the step before."""
@@ -234,7 +234,7 @@ def test_a_damaged_outbox_is_put_aside(
 
 
 @pytest.mark.parametrize("kind", [AdaFocal, Monitor])
-def test_what_follows_steps_that_the_service_has_lost_is_a_new_session(
+def test_steps_after_ones_lost_by_the_service_form_a_new_session(
     kind: Kind, line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The service accepted them, but an older backup has been restored since."""

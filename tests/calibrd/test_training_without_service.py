@@ -104,7 +104,7 @@ def test_away_from_the_beginning(
 
 @by_the_clock
 @pytest.mark.parametrize("place", [nobody, black_hole])
-def test_a_rank_that_waits_for_the_others_in_vain(
+def test_a_rank_whose_peers_never_arrive(
     place: Callable[[], Iterator[str]], wanted: AdaFocalState
 ) -> None:
     with place() as url:
@@ -114,7 +114,7 @@ def test_a_rank_that_waits_for_the_others_in_vain(
 
 
 @by_the_clock
-def test_slow_names_are_not_waited_for(
+def test_slow_name_resolution_does_not_delay_training(
     wanted: AdaFocalState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = socket.getaddrinfo
@@ -197,7 +197,7 @@ def test_a_late_beginning_is_complete_in_the_end(
     assert line_of(client, "late") == [1, 2, 3]
 
 
-def test_the_next_process_sends_what_is_left_and_continues_from_it(
+def test_the_next_process_sends_leftovers_and_continues_from_them(
     wanted: AdaFocalState, service: Running, client: calibrd.Client
 ) -> None:
     is_away = threading.Event()
@@ -234,7 +234,7 @@ def test_a_read_only_folder_is_logged_once(
 
 
 @by_the_clock
-def test_a_disk_that_hangs_is_not_waited_for(
+def test_a_hanging_disk_does_not_delay_training(
     wanted: AdaFocalState, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps that cannot be written are sent nevertheless."""
@@ -272,7 +272,7 @@ def test_a_later_refusal_is_logged_once_and_its_steps_are_kept(
 
 
 @pytest.mark.parametrize("kind", [AdaFocal, Monitor])
-def test_a_session_that_the_service_has_lost_goes_on_as_another(
+def test_a_session_lost_by_the_service_continues_as_another(
     kind: type[AdaFocal | Monitor], line: FaultyLine, client: calibrd.Client
 ) -> None:
     told = b'{"code": "no_such_session", "detail": "there is no such session"}'
@@ -294,7 +294,7 @@ def test_a_deleted_observer_still_sends(client: calibrd.Client) -> None:
     assert line_of(client, "dropped") == [1]
 
 
-def test_closed_is_closed(client: calibrd.Client) -> None:
+def test_a_closed_observer_stays_closed(client: calibrd.Client) -> None:
     job = Monitor(client, run="closed")
     job.close()
     job.close()

@@ -51,7 +51,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [one.message for one in caplog.records if one.levelno == level]
 
 
-def test_a_map_goes_on_while_the_service_is_away(
+def test_a_map_keeps_working_while_the_service_is_unavailable(
     site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "calibrd")
@@ -101,7 +101,7 @@ def kill_after_first_answer(site: Site, client: calibrd.Client) -> None:
 
 
 @by_the_clock
-def test_killed_while_it_loads_the_cache_serves(
+def test_a_service_killed_during_a_load_is_replaced_by_the_cache(
     site: Site, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     release(client, "fallback", 2.0, model="sha256:a")
@@ -139,7 +139,9 @@ def test_killed_while_it_loads_the_cache_serves(
             gc.enable()
 
 
-def test_killed_while_it_loads_without_a_cache_it_waits(site: Site, client: calibrd.Client) -> None:
+def test_a_service_killed_during_a_load_without_a_cache_is_waited_for(
+    site: Site, client: calibrd.Client
+) -> None:
     release(client, "patient", 2.0)
     kill_after_first_answer(site, client)
     again = threading.Timer(0.5, site.start)
@@ -160,7 +162,7 @@ PAGES = [
 ]
 
 
-def test_another_answers_in_its_place_and_the_cache_serves(
+def test_another_server_responds_and_the_cache_is_used(
     client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     release(client, "replaced", 2.0)

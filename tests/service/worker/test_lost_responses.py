@@ -33,7 +33,7 @@ def place(tmp_path: Path):
     made.close()
 
 
-def test_blobs_of_a_version_stay_if_the_answer_to_its_commit_is_lost(
+def test_blobs_of_a_version_stay_if_the_commit_response_is_lost(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
