@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -16,18 +17,21 @@ __all__ = ["ChanceTest", "chance_test"]
 LEVEL = 0.99
 MIN_ROWS = 1000
 MAX_RANKS = 1 << 18
+SIGMAS = 4.0
 
 
 @dataclass(frozen=True)
 class ChanceTest:
-    """A one-sided permutation test of the labels of ``rows`` rows, at the 99 % level.
+    """Permutation tests of the labels of ``rows`` rows, one-sided and at the 99 % level.
 
     ``auroc`` is how well the probability of a class separates its rows from the others: the AUROC
     of one class against the rest, averaged over the classes with weights n_c (n - n_c). It is 0.5
     on average if the labels are permuted, whatever their frequencies, and at most ``limit`` in 99 %
     of all permutations. ``accuracy`` is the share of correct rows. ``accuracy_by_chance`` is what
     permuted labels would give: the sum over classes of the frequency among the predictions times
-    the frequency among the labels.
+    the frequency among the labels. 99 % of all permutations reach at least ``accuracy_limit``.
+    ``reordered_accuracy`` is the accuracy if the columns are put into the order that fits the
+    labels of every second row, on the other rows. It is None unless that is far better.
     """
 
     rows: int
@@ -35,21 +39,34 @@ class ChanceTest:
     limit: float
     accuracy: float
     accuracy_by_chance: float
+    accuracy_limit: float
+    reordered_accuracy: float | None
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether the probabilities rank the labels measurably better than chance."""
-        return self.auroc > self.limit
+        """Whether the labels are ranked better than by chance, by columns in the right order."""
+        return self.auroc > self.limit and not self.is_misnumbered
+
+    @property
+    def is_misnumbered(self) -> bool:
+        """Whether the columns seem to be in another order than the classes of the labels.
+
+        The labels then depend on the probabilities, so they may even be ranked better than by
+        chance. But fewer predictions are correct than by chance, or many more in another order.
+        """
+        return self.accuracy < self.accuracy_limit or self.reordered_accuracy is not None
 
 
 def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTest | None:
     """Test whether the labels depend on the probabilities; None if all labels are equal.
 
     Ranking decides, not accuracy, which for rare classes hardly exceeds the share of the largest
-    class even if the model is good. The mean and variance of the sum of ranks over all permutations
-    of the labels are exact; its distribution is taken to be normal (Hoeffding 1951). Ties share
-    their mean rank. With two classes this is the Mann-Whitney test. For large sets, evenly spaced
-    rows are used: at least 1,000, and at most 2**18 divided by the number of classes with rows.
+    class even if the model is good. Columns in the wrong order also count as chance.
+
+    The mean and variance of the sum of ranks over all permutations of the labels are exact; its
+    distribution is taken to be normal (Hoeffding 1951). Ties share their mean rank. With two
+    classes this is the Mann-Whitney test. For large sets, evenly spaced rows are used: at least
+    1,000, and at most 2**18 divided by the number of classes with rows.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=500)
@@ -79,13 +96,28 @@ def chance_test_of(data: Checked) -> ChanceTest | None:
     pairs = float(n) ** 2 - float((counts.astype(np.float64) ** 2).sum())  # twice the pairs
     variance = n / (n - 1) * float(np.maximum(squares - mean**2, 0.0).sum())
     spread = np.sqrt(variance) / pairs
+    predicted = _predictions(data, rows)
+    shares = np.bincount(predicted, minlength=data.classes)[present] / n
+    by_chance, deviation = _permuted_accuracy(shares, counts / n, n)
     return ChanceTest(
         rows=n,
         auroc=0.5 + float((own - (n + 1) / 2).sum()) / pairs,
         limit=0.5 + NormalDist().inv_cdf(LEVEL) * float(spread),
         accuracy=float(data.correct[rows].mean()),
-        accuracy_by_chance=float((_predicted(data, rows)[present] / n * counts / n).sum()),
+        accuracy_by_chance=by_chance,
+        accuracy_limit=by_chance - NormalDist().inv_cdf(LEVEL) * deviation,
+        reordered_accuracy=_reordered_accuracy(predicted, data.labels[rows]),
     )
+
+
+def _permuted_accuracy(predicted: Floats, labelled: Floats, n: int) -> tuple[float, float]:
+    """Return mean and standard deviation of the accuracy over all permutations of the labels.
+
+    Both arrays hold the frequencies of the classes that occur among the labels.
+    """
+    mean = float(predicted @ labelled)
+    variance = mean - float(predicted @ labelled**2 + predicted**2 @ labelled) + mean**2
+    return mean, float(np.sqrt(max(variance, 0.0) / (n - 1)))
 
 
 def spaced_rows(labels: Integers) -> Integers:
@@ -96,12 +128,52 @@ def spaced_rows(labels: Integers) -> Integers:
     return np.linspace(0, labels.size - 1, most).astype(np.intp)
 
 
-def _predicted(data: Checked, rows: Integers) -> Integers:
-    """Count the rows of each predicted class."""
-    found = np.zeros(data.classes, dtype=np.intp)
-    for block in row_blocks(rows.size, data.classes):
-        np.add.at(found, data.probabilities[rows[block]].argmax(axis=1), 1)
-    return found
+def _reordered_accuracy(predicted: Integers, labels: Integers) -> float | None:
+    """Return the accuracy in a better order of the classes, or None if no order is far better.
+
+    The order is found on every second row and judged on the others, so it cannot fit noise there.
+    It is far better if the share of correct rows exceeds that by chance more than twice as much.
+    """
+    order = _best_order(predicted[::2], labels[::2])
+    found, true = predicted[1::2], labels[1::2]
+    renumbered = np.array([order.get(one, -1) for one in found.tolist()])
+    n = true.size
+    excess = _excess(found, true)
+    reordered = _excess(renumbered, true)
+    right = int((renumbered == true).sum())
+    doubt = SIGMAS * math.sqrt(int((found == true).sum()) + right) / n
+    return right / n if reordered > 2 * max(excess, 0.0) + doubt else None
+
+
+def _best_order(predicted: Integers, labels: Integers) -> dict[int, int]:
+    """Return a label for each predicted class, one to one, that coincide oftener than by chance."""
+    pairs, counts = np.unique(np.stack([predicted, labels]), axis=1, return_counts=True)
+    (a, in_a), (b, in_b) = (np.unique(one, return_counts=True) for one in (predicted, labels))
+    by_chance = in_a[np.searchsorted(a, pairs[0])] * in_b[np.searchsorted(b, pairs[1])]
+    gain = counts - by_chance / predicted.size
+    order: dict[int, int] = {}
+    taken: set[int] = set()
+    for place in np.argsort(-gain, kind="stable").tolist():
+        one, label = int(pairs[0, place]), int(pairs[1, place])
+        if gain[place] > 0 and one not in order and label not in taken:
+            order[one] = label
+            taken.add(label)
+    return order
+
+
+def _excess(predicted: Integers, labels: Integers) -> float:
+    """Return the accuracy minus that of permuted labels."""
+    values, counts = np.unique(predicted, return_counts=True)
+    labelled, of_label = np.unique(labels, return_counts=True)
+    _, at, in_labels = np.intersect1d(values, labelled, return_indices=True)
+    by_chance = float(counts[at] @ of_label[in_labels]) / labels.size**2
+    return float((predicted == labels).mean()) - by_chance
+
+
+def _predictions(data: Checked, rows: Integers) -> Integers:
+    """Return the predicted class of each of the rows."""
+    blocks = row_blocks(rows.size, data.classes)
+    return np.concatenate([data.probabilities[rows[one]].argmax(axis=1) for one in blocks])
 
 
 def _mid_ranks(values: npt.NDArray[np.floating]) -> Floats:

@@ -176,6 +176,14 @@ def chance_warning(report: Report) -> str:
     test = report.chance
     if test is None or test.is_above_chance:
         return ""
+    if test.is_misnumbered:
+        other = test.reordered_accuracy
+        better = "" if other is None else f", {100 * other:.1f} % if the columns are reordered"
+        return (
+            "the columns seem to be in another order than the classes of the labels "
+            f"(over {test.rows:,} rows, {100 * test.accuracy:.1f} % are correct, "
+            f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels{better})"
+        )
     return (
         f"{Verdict.AT_CHANCE.meaning} (over {test.rows:,} rows, the mean AUROC of each class "
         f"against the rest is {test.auroc:.3f}, and 1 % of shuffled labels exceed "

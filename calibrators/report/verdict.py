@@ -72,7 +72,7 @@ class Verdict(_Explained):
     AT_CHANCE = (
         "at_chance",
         "the labels are not predicted measurably better than by chance, so they may not belong to "
-        "these rows",
+        "these rows or number the classes differently",
     )
 
 

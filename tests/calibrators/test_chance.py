@@ -68,6 +68,62 @@ def test_the_limit_is_that_of_all_permutations(k: int, n: int) -> None:
     assert np.mean([one.is_above_chance for one in tests if one is not None]) < 0.02
 
 
+@pytest.mark.parametrize(("k", "n"), [(2, 120), (5, 150), (50, 2000)])
+def test_the_limit_of_the_accuracy_is_that_of_all_permutations(k: int, n: int) -> None:
+    rng = np.random.default_rng(k)
+    p = rng.dirichlet(np.full(k, 0.3), size=n)
+    labels = rng.choice(k, size=n, p=rng.dirichlet(np.full(k, 0.5)))
+    tests = [one for _ in range(1000) if (one := chance_test(p, rng.permutation(labels)))]
+    found = np.array([one.accuracy for one in tests])
+    spread = (tests[0].accuracy_by_chance - tests[0].accuracy_limit) / NormalDist().inv_cdf(0.99)
+    assert found.mean() == pytest.approx(tests[0].accuracy_by_chance, abs=4 * spread / 1000**0.5)
+    assert found.std() == pytest.approx(spread, rel=0.1)
+    assert np.mean([one.accuracy < one.accuracy_limit for one in tests]) < 0.03
+
+
+@pytest.mark.filterwarnings("ignore::calibrators.errors.BoundarySolution")
+@pytest.mark.parametrize("k", [3, 10, 200])
+def test_columns_in_another_order_than_the_classes_are_at_chance(k: int) -> None:
+    """Similar classes make the labels depend on the wrong columns too."""
+    rng = np.random.default_rng(k)
+    labels = rng.integers(k, size=5000)
+    similar = 3.0 * (np.abs(np.arange(k)[:, None] - np.arange(k)) == 1)
+    logits = rng.normal(size=(5000, k)) + similar[labels]
+    logits[np.arange(5000), labels] += 6.0
+    temperature = make_recipe("temperature", {})
+    assert fit_and_judge(temperature, CalibrationSet(logits, labels)).report.chance.is_above_chance
+    orders = [np.roll(np.arange(k), 1), np.arange(k)[::-1], *(rng.permutation(k) for _ in range(5))]
+    for order in orders:
+        moved = CalibrationSet(logits[:, order], labels)
+        if (order == np.arange(k)).sum() > k // 2:
+            continue
+        report = fit_and_judge(temperature, moved).report
+        assert report.verdict is Verdict.AT_CHANCE
+        assert "columns seem to be in another order" in report.verdict_sentence
+        assert report.chance is not None
+        assert report.chance.reordered_accuracy > 0.9
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.3])
+@pytest.mark.parametrize("auroc", [0.65, 0.9])
+def test_shifted_priors_are_not_taken_for_another_order(share: float, auroc: float) -> None:
+    """Most predictions are wrong, yet the model ranks well."""
+    data = rare(20_000, int(20_000 * share), auroc)
+    found = chance_test(softmax(data.logits + np.array([0.0, 9.0])), data.labels)
+    assert found is not None
+    assert found.accuracy < 0.45
+    assert not found.is_misnumbered
+
+
+def test_random_labels_have_no_better_order() -> None:
+    rng = np.random.default_rng(0)
+    for k, n in ((2, 200), (10, 1000), (300, 1000)):
+        for _ in range(100):
+            found = chance_test(rng.dirichlet(np.ones(k), size=n), rng.integers(k, size=n))
+            assert found is not None
+            assert found.reordered_accuracy is None
+
+
 def test_labels_that_are_all_equal_cannot_be_tested() -> None:
     p = np.random.default_rng(0).random(200)
     assert chance_test(p, np.ones(200, int)) is None
@@ -113,7 +169,7 @@ def test_shuffled_labels_are_at_chance(method: str, n: int, k: int) -> None:
 def test_the_report_names_it() -> None:
     report = fit_and_judge(make_recipe("temperature", {}), shuffled(overconfident(2000, 10, 3.0)))
     sentence = report.report.verdict_sentence
-    assert "so they may not belong to these rows" in sentence
+    assert "so they may not belong to these rows or number" in sentence
     assert "with shuffled labels" in sentence
     assert f"verdict: at_chance ({sentence})" in report.report.summary()
     page = html_page.render(report.report, draw=lambda _: "")
