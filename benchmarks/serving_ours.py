@@ -27,6 +27,7 @@ def serve(port: int) -> None:
 
     from service import logs
     from service.app import create_app
+    from service.cli.open_store import prepared
     from service.http.server.protocol import HttpProtocol
     from service.settings import Settings
 
@@ -38,7 +39,9 @@ def serve(port: int) -> None:
         return Response()
 
     def app(folder: str) -> FastAPI:
-        made = create_app(Settings(data_dir=Path(folder), workers=0))
+        settings = Settings(data_dir=Path(folder), workers=0)
+        prepared(settings).close()
+        made = create_app(settings)
         made.router.routes[:0] = [
             Route("/empty/predict", empty, methods=["POST"]),
             Route("/reads/predict", reads, methods=["POST"]),
