@@ -106,7 +106,7 @@ def list_runs(
     with joined.database.read() as store:
         shown = store.runs.affordable(caller.workspace, limit, after, archived=archived)
         found = store.runs.page(caller.workspace, shown + 1, after, archived=archived)
-        return json_response(paged(found, shown, lambda run: _shown(store, run), _place))
+    return json_response(paged(found, shown, lambda run: _shown(joined, run), _place))
 
 
 @router.get("/{run}", summary="Get a run and its sessions")
@@ -251,9 +251,11 @@ def _state(
         return key, answer, bool(store.run_steps.due([key], 1))
 
 
-def _shown(store: Store, run: records.Run) -> RunOut:
-    head = store.run_steps.head(runs.session_of(store, run, None))
-    return RunOut.of(run, head, last_step(store, run, head))
+def _shown(joined: Parts, run: records.Run) -> RunOut:
+    """Read a run in a transaction of its own: a run may have 1,000 sessions, a page 200 runs."""
+    with joined.database.read() as store:
+        head = store.run_steps.head(runs.session_of(store, run, None))
+        return RunOut.of(run, head, last_step(store, run, head))
 
 
 def _detailed(store: Store, run: records.Run) -> RunDetailOut:

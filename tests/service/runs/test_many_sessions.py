@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,29 @@ def test_no_more_large_steps_are_read_than_a_page_holds(
         if page["next"] is None:
             break
     assert shown == list(range(1, 61))
+
+
+def test_a_list_of_runs_reads_them_in_short_transactions(
+    tenant: httpx.Client, shared_app: Local
+) -> None:
+    """A long one delays the writers of SQLite while its log is emptied."""
+    for number in range(10):
+        open_run(tenant, f"job-{number}", session="a")
+    statements: Counter[int] = Counter()  # of the transactions by thread, and the most
+    engine = shared_app.app.state.parts.database.engine
+
+    def began(_: object) -> None:
+        statements[threading.get_ident()] = 0
+
+    def executed(*_: object) -> None:
+        statements[threading.get_ident()] += 1
+        statements[-1] = max(statements.values())
+
+    event.listen(engine, "begin", began)
+    event.listen(engine, "before_cursor_execute", executed)
+    try:
+        assert len(tenant.get("/v1/runs").json()["items"]) == 10
+    finally:
+        event.remove(engine, "begin", began)
+        event.remove(engine, "before_cursor_execute", executed)
+    assert 0 < statements[-1] < 10
