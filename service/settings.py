@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; more get 429."""
+    max_running_fits: int | None = Field(None, ge=1)
+    """Maximum number of running fits per workspace, which leaves workers to others; null: any."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from calibrators.numerics.parallel import Floats
 
-BLOCK_NUMBERS = 1 << 22
+BLOCK_NUMBERS = 1 << 20
 
 
 def unit_rows(features: Floats) -> Floats:
@@ -58,7 +58,11 @@ def _of_block(
         likeness[known, own[known]] = -np.inf
     count = min(neighbours, len(references) - (own is not None))
     nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]
-    # in float32, small distances cannot be distinguished from zero by products
-    gaps = references[nearest].astype(np.float64) - block[:, np.newaxis]
-    distances = np.sqrt(np.einsum("ijk,ijk->ij", gaps, gaps))
+    distances = np.empty(nearest.shape)
+    step = max(1, BLOCK_NUMBERS // block.size)
+    for start in range(0, count, step):
+        # in float32, small distances cannot be distinguished from zero by products
+        near = references[nearest[:, start : start + step]].astype(np.float64)
+        near -= block[:, np.newaxis]
+        distances[:, start : start + step] = np.sqrt(np.einsum("ijk,ijk->ij", near, near))
     return np.asarray(np.exp(-np.sort(distances, axis=1).mean(axis=1)))

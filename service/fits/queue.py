@@ -25,8 +25,18 @@ class Claim(NamedTuple):
     seconds: float = LOOK_SECONDS
 
 
-def claim(database: Database, queues: Sequence[str], *, worker: str, device: str) -> Claim:
+def claim(
+    database: Database,
+    queues: Sequence[str],
+    *,
+    worker: str,
+    device: str,
+    most_running: int | None = None,
+) -> Claim:
     """Claim the oldest fit of the workspace whose last fit started longest ago.
+
+    Workspaces with ``most_running`` running fits are left out: the worker that ends one of them
+    claims the next.
 
     A claim renews the heartbeat. A worker that was declared dead claims nothing before its next
     heartbeat, so every running fit belongs to a worker that others monitor.
@@ -40,6 +50,10 @@ def claim(database: Database, queues: Sequence[str], *, worker: str, device: str
         if not store.workers.renew(worker):
             return Claim(None)
         for turn in filterfalse(_pausing(store, pauses), turns):
+            if most_running is not None:
+                store.keys.lock_workspace(turn.workspace)
+                if store.fits.count_running(turn.workspace) >= most_running:
+                    continue
             fit = store.fits.start_next(turn, worker=worker, device=device)
             if fit is not None:
                 return Claim(attempt_of(store, fit))

@@ -225,6 +225,11 @@ class Fits(Repository):
         is_open = (fits.c.workspace == workspace) & fits.c.status.in_(OPEN)
         return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
 
+    def count_running(self, workspace: str) -> int:
+        """Return how many fits of a workspace are running."""
+        runs = (fits.c.workspace == workspace) & (fits.c.status == FitStatus.RUNNING)
+        return self.session.scalar(select(func.count()).select_from(fits).where(runs)) or 0
+
     def running_on(self, worker: str) -> list[Fit]:
         """Return the fits that are running on a worker."""
         mine = (fits.c.worker == worker) & (fits.c.status == FitStatus.RUNNING)

@@ -79,6 +79,8 @@ SHARE_PART = 4
 CHECK_EVERY = 50_000
 # the write-ahead log is cut to this length once no reader needs it
 LOG_BYTES = 64 << 20
+# how long writers may wait while a log of twice that length is emptied
+LOG_WAIT = 0.2
 SQLITE_PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -176,19 +178,21 @@ class Database:
     def shorten_log(self) -> None:
         """Empty SQLite's write-ahead log if it is too long.
 
-        It cannot be reused while reads overlap without a pause. For a few seconds writers wait
-        until all reads that have begun are over.
+        It cannot be reused while reads overlap without a pause. Most of it is copied while others
+        write. Then writers wait for the reads that have begun: LOG_WAIT seconds, and in proportion
+        longer if the log is.
         """
         if not self.is_sqlite or not self.url.database:
             return
         log = Path(f"{self.url.database}-wal")
-        if not log.exists() or log.stat().st_size <= 2 * LOG_BYTES:
+        size = log.stat().st_size if log.exists() else 0
+        if size <= 2 * LOG_BYTES:
             return
-        with (
-            self._turn(),
-            closing(sqlite3.connect(self.url.database, timeout=BUSY_SECONDS)) as connection,
-        ):
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        wait = min(BUSY_SECONDS, LOG_WAIT * size / (2 * LOG_BYTES))
+        with closing(sqlite3.connect(self.url.database, timeout=wait)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            with self._turn():
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close all connections; those in use are closed when they are returned."""

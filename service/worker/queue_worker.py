@@ -127,7 +127,13 @@ class QueueWorker:
     def _claim(self) -> Claim:
         if self._leaving.is_set():
             return Claim(None)
-        return claim(self._database, self._queues, worker=self.id, device=self._device)
+        return claim(
+            self._database,
+            self._queues,
+            worker=self.id,
+            device=self._device,
+            most_running=self._settings.max_running_fits,
+        )
 
     def _run(self, attempt: FitAttempt) -> None:
         fit = attempt.fit

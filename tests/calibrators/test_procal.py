@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_proximity_is_that_of_the_formula(dtype: type, neighbours: int) -> None:
     found = proximities(h, references, neighbours, np.arange(400))
     expected = plain_proximity(h, h, neighbours, skip=1)
     np.testing.assert_allclose(found, expected, atol=3e-6)
+
+
+def test_many_neighbours_of_wide_rows_take_little_memory() -> None:
+    rng = np.random.default_rng(0)
+    references = unit_rows(rng.normal(size=(600, 8000)))
+    row = rng.normal(size=(1, 8000))
+    tracemalloc.start()
+    found = proximities(row, references, 599)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40e6  # all at once took 95 MB
+    np.testing.assert_allclose(found, plain_proximity(row, references, 599, skip=0), atol=1e-6)
 
 
 def test_rows_of_any_size_have_a_proximity() -> None:

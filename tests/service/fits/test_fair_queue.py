@@ -34,8 +34,10 @@ def place(place: Place) -> Iterator[Place]:
     return place
 
 
-def claimed(place: Place, *queues: str) -> Fit | None:
-    found = claim(place.database, queues or [CPU], worker="w", device="cpu").attempt
+def claimed(place: Place, *queues: str, most_running: int | None = None) -> Fit | None:
+    found = claim(
+        place.database, queues or [CPU], worker="w", device="cpu", most_running=most_running
+    ).attempt
     return None if found is None else found.fit
 
 
@@ -63,6 +65,25 @@ def test_workspaces_take_turns_and_the_fits_of_each_are_in_order(place: Place) -
     place.enter_new_workspace()
     third = orders(place, 1)
     assert in_turn(place, 4) == [third[0], first[2], first[3]]
+
+
+def test_a_workspace_with_enough_running_fits_leaves_workers_to_others(place: Place) -> None:
+    first = orders(place, 3)
+    for id in first[:2]:
+        found = claimed(place, most_running=2)
+        assert found is not None
+        assert found.id == id
+    assert claimed(place, most_running=2) is None
+    place.enter_new_workspace()
+    (other,) = orders(place, 1)
+    found = claimed(place, most_running=2)
+    assert found is not None
+    assert found.id == other
+    with place.database.write() as store:
+        assert store.fits.finish(first[0], 1, FitStatus.SUCCEEDED)
+    found = claimed(place, most_running=2)
+    assert found is not None
+    assert found.id == first[2]
 
 
 def test_a_worker_takes_from_its_own_queues(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from sqlalchemy import event
 
 from service.datasets.repository import Datasets
 from service.fits.repository import Fits
-from service.storage.database import LOG_BYTES
+from service.storage.database import BUSY_SECONDS, LOG_BYTES
 from service.storage.records import Dataset, FitStatus
 from service.storage.repository import new_id
 from service.worker.housekeeping import Housekeeping, WorkerPace
@@ -105,6 +106,24 @@ def test_a_log_that_overlapping_reads_made_long_is_emptied(place: Place) -> None
         store.chores.set_note("long 0", "")
     with place.database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
+
+
+def test_a_long_read_delays_writers_little_while_the_log_is_emptied(place: Place) -> None:
+    if not place.database.is_sqlite:
+        pytest.skip("PostgreSQL has its own log")
+    assert place.database.url.database is not None
+    log = Path(f"{place.database.url.database}-wal")
+    with place.database.read() as reader:
+        reader.chores.note("any")
+        for number in range(3):
+            with place.database.write() as store:
+                store.chores.set_note(f"long {number}", "x" * LOG_BYTES)
+        begun = time.monotonic()
+        place.database.shorten_log()
+        assert time.monotonic() - begun < BUSY_SECONDS / 2  # it was at least BUSY_SECONDS
+        assert log.stat().st_size > 2 * LOG_BYTES
+    place.database.shorten_log()
+    assert log.stat().st_size == 0
 
 
 def add_expired(place: Place, workspace: str, count: int) -> list[str]:
