@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,7 @@ def test_an_idle_process_ends_and_the_next_task_starts_another(
     assert first is not None
     assert process.run("any", {}, 10) == b"ok"
     assert process._process is first
-    for _ in range(100):
-        if process._process is None:
-            break
-        time.sleep(0.05)
-    assert first.poll() is not None
+    first.wait(10)
     assert process.run("any", {}, 10) == b"ok"
     assert process._process is not first
 
