@@ -17,11 +17,15 @@ MAX_WAITING = 100
 
 @dataclass(eq=False)
 class _Waiter:
-    """A call that is waiting until it can hold ``size`` bytes in place of ``held``."""
+    """A call that is waiting until it can hold ``size`` bytes in place of ``held``.
+
+    ``is_built`` says that it occupies these bytes already.
+    """
 
     owner: str
     held: int
     size: int
+    is_built: bool
     admitted: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -65,14 +69,20 @@ class MemoryBudget:
         """The bytes held by all owners."""
         return self._held.total()
 
-    async def grow(self, owner: str, held: int, size: int) -> None:
-        """Wait until a call can hold ``size`` bytes in place of the ``held`` bytes it has."""
-        waiter = _Waiter(owner, held, size)
+    async def grow(self, owner: str, held: int, size: int, *, is_built: bool = False) -> None:
+        """Wait until a call can hold ``size`` bytes in place of the ``held`` bytes it has.
+
+        Calls that occupy their bytes while they wait (``is_built``) get TooMany at once if those of
+        their owner would exceed its share.
+        """
+        waiter = _Waiter(owner, held, size, is_built)
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._admit()
         if waiter.admitted.done():
             return
-        if len(self._waiting[owner]) > MAX_WAITING:
+        queue = self._waiting[owner]
+        built = sum(one.size for one in queue if one.is_built)
+        if len(queue) > MAX_WAITING or (is_built and built > self._share):
             self._leave(waiter)
             raise self._refusal()
         try:
@@ -157,11 +167,11 @@ class MemoryHold:
         self._owner = owner
         self._size = 0
 
-    async def grow_to(self, size: int) -> None:
+    async def grow_to(self, size: int, *, is_built: bool = False) -> None:
         """Wait until at least ``size`` bytes can be held; raise TooMany if that takes too long."""
         size = min(size, self._budget.share)
         if size > self._size:
-            await self._budget.grow(self._owner, self._size, size)
+            await self._budget.grow(self._owner, self._size, size, is_built=is_built)
             self._size = size
 
     def grow_now(self, size: int) -> bool:

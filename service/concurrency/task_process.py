@@ -21,6 +21,7 @@ from service.errors import ServiceError, TooLarge, Unavailable
 
 COMMAND = (sys.executable, "-m", "service.registry.reports.tasks")
 START_SECONDS = 30.0
+IDLE_SECONDS = 60.0  # an unused process keeps a hundred megabytes
 LENGTH_BYTES = 8
 OUT_OF_MEMORY = "too_much_memory"
 OK, FAILED = b"\0", b"\1"
@@ -30,11 +31,16 @@ _log = structlog.get_logger("calibrd.tasks")
 
 
 class TaskProcess:
-    """Run tasks in a separate process, started by the first task."""
+    """Run tasks in a separate process, started by the first task.
+
+    The process is killed after IDLE_SECONDS without a task; the next task starts another.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
+        self._running = threading.Lock()
+        self._idle_clock: threading.Timer | None = None
         self._is_ended = False
 
     def run(self, task: str, request: dict[str, Any], seconds: float) -> bytes:
@@ -43,6 +49,14 @@ class TaskProcess:
         Raises Unavailable if it takes longer than ``seconds`` or its process dies, and a
         ServiceError with the task's own code if it fails.
         """
+        with self._running:
+            self._stop_idle_clock()
+            try:
+                return self._run(task, request, seconds)
+            finally:
+                self._start_idle_clock()
+
+    def _run(self, task: str, request: dict[str, Any], seconds: float) -> bytes:
         limit = seconds if self._is_alive() else seconds + START_SECONDS
         reply = self._exchange(orjson.dumps({"task": task, **request}), limit)
         if reply[:1] == OK:
@@ -56,7 +70,26 @@ class TaskProcess:
         """Kill the process, and never start another."""
         with self._starting:
             self._is_ended = True
+        self._stop_idle_clock()
         self.close()
+
+    def _start_idle_clock(self) -> None:
+        if self._is_ended:
+            return
+        self._idle_clock = threading.Timer(IDLE_SECONDS, self._end_idle)
+        self._idle_clock.daemon = True
+        self._idle_clock.start()
+
+    def _stop_idle_clock(self) -> None:
+        if self._idle_clock is not None:
+            self._idle_clock.cancel()
+
+    def _end_idle(self) -> None:
+        if self._running.acquire(blocking=False):  # otherwise a task has just begun
+            try:
+                self.close()
+            finally:
+                self._running.release()
 
     def close(self) -> None:
         """Kill the process; the next task starts another."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -42,15 +41,6 @@ def paged(
     items = found[:limit]
     cursor = _cursor(place(items[-1])) if has_next else None
     return Page(items=[shape(one) for one in items], next=cursor)
-
-
-def affordable(costs: Iterable[int], most: int) -> int:
-    """Return how many items fit on a page whose total cost is at most ``most``; at least one.
-
-    >>> affordable([2, 2, 2], most=5), affordable([9, 1], most=5)
-    (2, 1)
-    """
-    return max(1, sum(total <= most for total in accumulate(costs)))
 
 
 def json_response(answer: BaseModel) -> Response:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Integer, and_, column, func, select, values
+from sqlalchemy import Integer, Select, and_, column, func, select, values
 from sqlalchemy.sql import ColumnElement
 
 from service.runs.repository import NEWEST
 from service.storage.records import RunSession, RunStep
-from service.storage.repository import Repository
+from service.storage.repository import Repository, fitting
 from service.storage.run_tables import SESSION, run_sessions, run_steps
+
+# size of the JSON of a page of steps; it is read in a few times 10 ms
+STEPS_BYTES = 1 << 21
+LARGE = ("state", "ranks", "metrics", "bins", "reliability", "switched")
 
 
 class Stretch(NamedTuple):
@@ -21,6 +25,9 @@ class Stretch(NamedTuple):
     session: int
     first: int
     last: int
+
+
+NOTHING = Stretch(session=0, first=1, last=0)
 
 
 class Shown(NamedTuple):
@@ -33,19 +40,35 @@ class Shown(NamedTuple):
 class RunHistory(Repository):
     """SQL for the decided steps of runs."""
 
+    def affordable(
+        self, run: str, limit: int, after: int | None, session: RunSession | None
+    ) -> int:
+        """Return how many of the next ``limit`` steps a page can hold within its size limit."""
+        size = self._size(*(run_steps.c[one] for one in LARGE))
+        chosen = self._chosen(run, limit, after, session)
+        chosen = chosen.with_only_columns(run_steps.c.step, size, maintain_column_froms=True)
+        found = sorted(self.session.execute(chosen))
+        return fitting((octets for _, octets in found), STEPS_BYTES)
+
     def page(
         self, run: str, limit: int, after: int | None, session: RunSession | None
     ) -> list[Shown]:
         """Return a page of the steps of a session, or of the run's history, oldest first."""
+        steps = self._all(RunStep, self._chosen(run, limit, after, session))
+        steps.sort(key=lambda one: one.step)
         if session is not None:
-            chosen = select(run_steps).where(_of(session))
-            chosen = chosen.where(run_steps.c.step > (after or 0))
-            found = self._all(RunStep, chosen.order_by(run_steps.c.step).limit(limit))
-            return [Shown(one, session) for one in found]
-        cut = _cut(self._line(run), after or 0, limit)
-        if not cut:
-            return []
-        its_sessions = self._numbered(run, [one.session for one in cut])
+            return [Shown(one, session) for one in steps]
+        its_sessions = self._numbered(run, {one.session for one in steps})
+        return [Shown(one, its_sessions[one.session]) for one in steps]
+
+    def _chosen(
+        self, run: str, limit: int, after: int | None, session: RunSession | None
+    ) -> Select[Any]:
+        """Select the first ``limit`` steps after ``after``, in any order."""
+        if session is not None:
+            chosen = select(run_steps).where(_of(session), run_steps.c.step > (after or 0))
+            return chosen.order_by(run_steps.c.step).limit(limit)
+        cut = _cut(self._line(run), after or 0, limit) or [NOTHING]
         shown = (
             values(*(column(one, Integer) for one in Stretch._fields), name="shown").data(cut).cte()
         )
@@ -54,10 +77,8 @@ class RunHistory(Repository):
             run_steps.c.session == shown.c.session,
             run_steps.c.step.between(shown.c.first, shown.c.last),
         )
-        # sorted in Python: with ORDER BY, SQLite would read all steps of the run
-        steps = self._all(RunStep, select(*run_steps.c).select_from(shown).join(run_steps, within))
-        steps.sort(key=lambda one: one.step)
-        return [Shown(one, its_sessions[one.session]) for one in steps]
+        # without ORDER BY, for which SQLite would read all steps of the run
+        return select(*run_steps.c).select_from(shown).join(run_steps, within)
 
     def last_in_history(self, run: str, until: int) -> RunStep | None:
         """Return the last decided step of a run's history that is not after ``until``, if any."""

@@ -19,7 +19,6 @@ from service.http.paging import (
     Cursor,
     Limit,
     Page,
-    affordable,
     json_response,
     number_place,
     paged,
@@ -27,7 +26,6 @@ from service.http.paging import (
 )
 from service.http.strict_route import StrictRoute
 from service.runs import service as runs
-from service.runs.history_repository import Shown
 from service.runs.schemas import (
     MAX_STEPS,
     RUN_NAME,
@@ -52,9 +50,6 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictRoute)
 
 LONGEST_WAIT = 60
 SHOWN_SESSIONS = 200
-# a page is serialised in one go; this many numbers take about 50 ms
-MAX_NUMBERS = 200_000
-NUMBERS_OF_A_BIN = 8
 
 RunName = Annotated[str, Path(pattern=openapi.NAME_PATTERN, examples=[RUN_NAME])]
 Step = Annotated[int, Path(ge=1, lt=MAX_STEPS, examples=[1])]
@@ -111,7 +106,7 @@ def list_runs(
     with joined.database.read() as store:
         shown = store.runs.affordable(caller.workspace, limit, after, archived=archived)
         found = store.runs.page(caller.workspace, shown + 1, after, archived=archived)
-        return json_response(paged(found, shown, lambda run: _shown(store, run), _place))
+    return json_response(paged(found, shown, lambda run: _shown(joined, run), _place))
 
 
 @router.get("/{run}", summary="Get a run and its sessions")
@@ -222,14 +217,10 @@ def run_history(
     with joined.database.read() as store:
         found = runs.run_named(store, caller, run)
         chosen = None if session is None else runs.session_of(store, found, session)
-        steps = store.run_history.page(found.id, limit + 1, max(known, default=None), chosen)
-    shown = min(limit, affordable(map(_numbers, steps), MAX_NUMBERS))
-    return json_response(paged(steps[: shown + 1], shown, RunStepOut.of, lambda one: one.step.step))
-
-
-def _numbers(shown: Shown) -> int:
-    bins = shown.step.bins
-    return 0 if bins is None else NUMBERS_OF_A_BIN * len(bins["count"])
+        begin = max(known, default=None)
+        shown = store.run_history.affordable(found.id, limit, begin, chosen)
+        steps = store.run_history.page(found.id, shown + 1, begin, chosen)
+    return json_response(paged(steps, shown, RunStepOut.of, lambda one: one.step.step))
 
 
 async def _read_state(
@@ -260,9 +251,11 @@ def _state(
         return key, answer, bool(store.run_steps.due([key], 1))
 
 
-def _shown(store: Store, run: records.Run) -> RunOut:
-    head = store.run_steps.head(runs.session_of(store, run, None))
-    return RunOut.of(run, head, last_step(store, run, head))
+def _shown(joined: Parts, run: records.Run) -> RunOut:
+    """Read a run in a transaction of its own: a run may have 1,000 sessions, a page 200 runs."""
+    with joined.database.read() as store:
+        head = store.run_steps.head(runs.session_of(store, run, None))
+        return RunOut.of(run, head, last_step(store, run, head))
 
 
 def _detailed(store: Store, run: records.Run) -> RunDetailOut:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import secrets
+from collections.abc import Iterable
 from functools import reduce
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -91,11 +92,14 @@ class Repository:
 
     def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
         """Return how many rows (at least one) fit on a page, by the size of these columns."""
-        sizes = (func.coalesce(self._octets(cast(one, Text)), 0) for one in columns)
-        size = reduce(operator.add, sizes)
+        size = self._size(*columns)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
-        fitting = [total for total in accumulate(found) if total <= PAGE_BYTES]
-        return max(1, len(fitting))
+        return fitting(found, PAGE_BYTES)
+
+    def _size(self, *columns: ColumnElement[Any]) -> ColumnElement[int]:
+        """Return the total size of columns as text, in bytes."""
+        sizes = (func.coalesce(self._octets(cast(one, Text)), 0) for one in columns)
+        return reduce(operator.add, sizes)
 
     def _octets(self, text: ColumnElement[str]) -> ColumnElement[int]:
         """Return the length of a string in bytes; SQLite has ``octet_length`` only since 3.43."""
@@ -116,6 +120,15 @@ class Repository:
     def _execute(self, statement: Executable) -> int:
         """Execute a statement; return how many rows it changed."""
         return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
+
+
+def fitting(sizes: Iterable[int], most: int) -> int:
+    """Return how many items fit on a page whose total size is at most ``most``; at least one.
+
+    >>> fitting([2, 2, 2], most=5), fitting([9, 1], most=5)
+    (2, 1)
+    """
+    return max(1, sum(total <= most for total in accumulate(sizes)))
 
 
 def _is_duplicate(error: IntegrityError) -> bool:

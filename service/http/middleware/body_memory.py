@@ -84,7 +84,7 @@ def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -
         size = len(message.get("body", b""))
         if pending_start and size > FREE_BYTES:
             try:
-                await hold.answer.grow_to(size)
+                await hold.answer.grow_to(size, is_built=True)
             except TooMany as error:
                 is_refused = True
                 await refuse(scope, receive, send, error)

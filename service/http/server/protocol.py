@@ -284,7 +284,8 @@ class HttpProtocol(TurnReader):
             lines.append(b"connection: close")
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        super().parse(b"\r\n".join([*lines, b"", self._data[parsed:]]))
+        self._data = b"\r\n".join([*lines, b"", self._data[parsed:]])
+        super().parse(self._data)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser rejected."""

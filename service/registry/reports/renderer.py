@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,7 +53,7 @@ class Renderer:
         self._executor = FairExecutor("render", PROCESSES)
         self._files = FairExecutor("drawings", 2, most_waiting=256)
         self._processes: list[TaskProcess] = []
-        self._mine = threading.local()
+        self._idle: list[TaskProcess] = []
         self._drawing: dict[Drawing, asyncio.Task[bytes]] = {}
         self._failed: dict[Drawing, float] = {}
 
@@ -97,12 +96,16 @@ class Renderer:
             raise _failed() from error
 
     def _drawn(self, drawing: Drawing, request: dict[str, Any]) -> bytes:
-        """Render in the process of this thread, and cache the result."""
-        process: TaskProcess | None = getattr(self._mine, "process", None)
-        if process is None:
-            process = self._mine.process = TaskProcess()
+        """Render in the idle process that was used last, and cache the result."""
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = TaskProcess()
             self._processes.append(process)
-        content = process.run("draw", request, self._seconds)
+        try:
+            content = process.run("draw", request, self._seconds)
+        finally:
+            self._idle.append(process)
         self._store(drawing, content)
         return content
 

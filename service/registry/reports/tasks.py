@@ -32,8 +32,8 @@ from service.concurrency.task_process import (
 from service.datasets import formats
 from service.errors import ServiceError
 
-MAX_VALUES = 4_000_000
-MAX_GROWTH = 1 << 30  # of address space, much of which arenas and thread stacks only reserve
+MAX_VALUES = 2_000_000
+MAX_GROWTH = 1 << 29  # of address space, much of which arenas and thread stacks only reserve
 NICENESS = 10  # requests go first
 
 

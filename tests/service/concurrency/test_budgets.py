@@ -9,7 +9,10 @@ import time
 
 import numpy as np
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from service.access.permissions import Principal
+from service.access.permissions import Scope as ScopeOf
 from service.concurrency.memory_budget import (
     MAX_WAITING,
     CallHold,
@@ -21,6 +24,7 @@ from service.concurrency.thread_pools import SPARE_AFTER, FairExecutor
 from service.datasets.formats import csv_text
 from service.errors import Invalid, TooLarge, TooMany
 from service.http import json_body
+from service.http.middleware.body_memory import BodyMemory
 
 
 def test_one_owner_leaves_a_thread_to_the_others():
@@ -185,6 +189,48 @@ def test_calls_of_one_owner_beyond_a_number_do_not_wait():
         await asyncio.gather(*waiting[:50])
         for one in waiting:
             one.cancel()
+
+    asyncio.run(check())
+
+
+def test_finished_responses_that_wait_for_memory_have_a_limit_of_their_own():
+    """A caller that reads nothing gets its share twice: sent and waiting to be sent."""
+    memory, size = CallMemory(1 << 22), 1 << 17
+    share = memory.answers.share // size
+    began: list[int] = []
+    unread = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"%d" % size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            began.append(message["status"])
+        elif len(message["body"]) == size:
+            await unread.wait()
+
+    async def check() -> None:
+        guarded = BodyMemory(app, memory, ())
+        principal = Principal("ws", "tests", frozenset(ScopeOf))
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "headers": [],
+            "principal": principal,
+        }
+        calls = [asyncio.create_task(guarded(dict(scope), receive, send)) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        assert sorted(began) == [200] * share + [429] * (20 - 2 * share)
+        unread.set()
+        await asyncio.gather(*calls)
+        assert sorted(began) == [200] * 2 * share + [429] * (20 - 2 * share)
+        assert not memory.answers.held
 
     asyncio.run(check())
 

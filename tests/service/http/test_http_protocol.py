@@ -274,6 +274,21 @@ def test_an_upgrade_to_http_2_keeps_its_body(
     assert answers.count(b"HTTP/1.1 200") == (1 if b"close" in connection else 2)
 
 
+@pytest.mark.parametrize("name", [b"X-A", b"X-Longer-Than-The-Others"])
+def test_pipelined_upgrades_keep_their_bodies(line: socket.socket, name: bytes) -> None:
+    """The body of the second must not be taken for a third request."""
+    inner = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + name + b": y\r\n"
+    first = b"GET /echo HTTP/1.1\r\nHost: x\r\n" + upgrade + b"HTTP2-Settings: \r\n\r\n"
+    second = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + upgrade
+    second += b"Content-Length: %d\r\n\r\n" % len(inner) + inner
+    last = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    line.sendall(first + second + last)
+    answers = everything(line)
+    assert answers.count(b"HTTP/1.1 ") == 3
+    assert b"\r\n\r\n%d" % len(inner) in answers
+
+
 def test_a_body_that_ends_too_early_gets_a_response(line: socket.socket) -> None:
     line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
     line.shutdown(socket.SHUT_WR)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from helpers.backends import Embedded
+from helpers.live_service import Local
 from helpers.training_clients import SETTINGS, open_run, post, seen, state_of
-from sqlalchemy import event, insert
+from sqlalchemy import event, insert, select
 
 from calibrators.adafocal import AdaFocalState
 from service.access import keys
 from service.access.permissions import Principal, Scope
-from service.runs import sessions
+from service.runs import history_repository, sessions
 from service.runs.sessions import Opened, Opening, open_session
 from service.settings import Settings
 from service.storage.database import Database
-from service.storage.run_tables import run_sessions, run_steps
+from service.storage.run_tables import run_sessions, run_steps, runs
 
 pytestmark = pytest.mark.both_backends
+
+BARS = {name: [0.123456789] * 2000 for name in ("count", "confidence", "accuracy", "edges")}
+NUMBERS = dict.fromkeys(("rows", "accuracy", "confidence", "ece", "ada_ece", "nll"), 1)
+LARGE = {"bins": BARS, "metrics": NUMBERS, "ranks": list(range(4096))}
 
 
 def opening(session: str, **facts: object) -> Opening:
@@ -67,11 +75,13 @@ def add_sessions(
         add_steps(database, run, n, [n - first + 1])
 
 
-def add_steps(database: Database, run: str, session: int, steps: Iterable[int]) -> None:
+def add_steps(
+    database: Database, run: str, session: int, steps: Iterable[int], **more: object
+) -> None:
     facts = {"run": run, "session": session, "state": None, "ranks": [0], "partial": False}
     seen_in_it = {"metrics": {}, "switched": [], "decided_at": 1.0}
     with database.write() as store:
-        rows = [{**facts, **seen_in_it, "step": step} for step in steps]
+        rows = [{**facts, **seen_in_it, **more, "step": step} for step in steps]
         store.session.execute(insert(run_steps), rows)
 
 
@@ -157,3 +167,58 @@ def test_a_page_of_the_history_reads_no_more_steps_than_it_shows(embedded: Datab
             assert len(store.run_history.page(run, 50, 1000, None)) == 50
 
     assert operations(embedded, look) < 10_000
+
+
+@pytest.mark.parametrize("session", ["", "&session=a"], ids=["all sessions", "one session"])
+def test_no_more_large_steps_are_read_than_a_page_holds(
+    tenant: httpx.Client, shared_app: Local, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    read: list[int] = []
+
+    class Noted(history_repository.RunStep):
+        def __init__(self, **facts: Any) -> None:
+            read.append(facts["step"])
+            super().__init__(**facts)
+
+    monkeypatch.setattr(history_repository, "RunStep", Noted)
+    open_run(tenant, "job", session="a")
+    database = shared_app.app.state.parts.database
+    with database.read() as store:
+        run = store.session.scalar(select(runs.c.id).order_by(runs.c.created_at.desc()).limit(1))
+    add_steps(database, run, 1, range(1, 61), **LARGE)
+    shown: list[int] = []
+    for _ in range(10):
+        page = tenant.get(f"/v1/runs/job/history?limit=200&after={len(shown)}{session}").json()
+        assert 1 < len(page["items"]) < 25
+        assert len(read) == len(page["items"]) + (page["next"] is not None)
+        shown += [one["step"] for one in page["items"]]
+        read.clear()
+        if page["next"] is None:
+            break
+    assert shown == list(range(1, 61))
+
+
+def test_a_list_of_runs_reads_them_in_short_transactions(
+    tenant: httpx.Client, shared_app: Local
+) -> None:
+    """A long one delays the writers of SQLite while its log is emptied."""
+    for number in range(10):
+        open_run(tenant, f"job-{number}", session="a")
+    statements: Counter[int] = Counter()  # of the transactions by thread, and the most
+    engine = shared_app.app.state.parts.database.engine
+
+    def began(_: object) -> None:
+        statements[threading.get_ident()] = 0
+
+    def executed(*_: object) -> None:
+        statements[threading.get_ident()] += 1
+        statements[-1] = max(statements.values())
+
+    event.listen(engine, "begin", began)
+    event.listen(engine, "before_cursor_execute", executed)
+    try:
+        assert len(tenant.get("/v1/runs").json()["items"]) == 10
+    finally:
+        event.remove(engine, "begin", began)
+        event.remove(engine, "before_cursor_execute", executed)
+    assert 0 < statements[-1] < 10
