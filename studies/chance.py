@@ -1,4 +1,4 @@
-"""How often the verdict `at_chance` detects shuffled labels, and how often it hits weak models.
+"""How often `at_chance` detects shuffled labels and columns, and how often it hits weak models.
 
     make study-verdicts
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from calibrators.registry import make_recipe
 from calibrators.report.verdict import Verdict
 
 Floats = NDArray[np.float64]
-SETS = 500
+SETS = 300
 OVERCONFIDENT = 2.0
 
 
@@ -47,6 +47,7 @@ class Case(NamedTuple):
     shuffled: bool = False
     method: str = "temperature"
     sets: int = SETS
+    columns: Callable[[NDArray[np.intp], np.random.Generator], NDArray[np.intp]] | None = None
 
 
 class Found(NamedTuple):
@@ -58,6 +59,23 @@ class Found(NamedTuple):
     by_chance: float
 
 
+def reversed_columns(classes: NDArray[np.intp], _: np.random.Generator) -> NDArray[np.intp]:
+    """Return the classes in reverse."""
+    return classes[::-1]
+
+
+def moved_columns(classes: NDArray[np.intp], _: np.random.Generator) -> NDArray[np.intp]:
+    """Return the classes moved by one, as by labels that start at 1."""
+    return np.roll(classes, 1)
+
+
+def random_columns(classes: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.intp]:
+    """Return the classes in a random order that keeps none in its place."""
+    while ((order := random.permutation(classes)) == classes).any():
+        pass
+    return order
+
+
 CASES = (
     Case("shuffled, balanced", 1000, 2, 0.9, 0.5, shuffled=True),
     Case("shuffled, 2 % of class 1", 5000, 2, 0.9, 0.02, shuffled=True),
@@ -66,6 +84,11 @@ CASES = (
     Case("shuffled, `dirichlet`", 5000, 10, 3.0, 0.0, shuffled=True, method="dirichlet", sets=200),
     Case("shuffled, `isotonic`", 5000, 10, 3.0, 1.0, shuffled=True, method="isotonic"),
     Case("shuffled, long tail", 5000, 1000, 5.0, 1.0, shuffled=True, sets=200),
+    Case("columns reversed", 200, 2, 0.9, 0.5, columns=reversed_columns),
+    Case("columns reversed", 1000, 10, 3.0, 0.0, columns=reversed_columns),
+    Case("columns moved by one", 1000, 10, 3.0, 1.0, columns=moved_columns),
+    Case("columns in random order", 200, 10, 3.0, 0.0, columns=random_columns),
+    Case("columns in random order", 5000, 100, 4.0, 1.0, columns=random_columns),
     Case("AUROC 0.60, balanced", 200, 2, 0.6, 0.5),
     Case("AUROC 0.60, balanced", 500, 2, 0.6, 0.5),
     Case("AUROC 0.60, balanced", 1000, 2, 0.6, 0.5),
@@ -97,6 +120,8 @@ def simulated(case: Case, random: np.random.Generator) -> tuple[Floats, NDArray[
         logits[np.arange(case.n), labels] += case.strength
     if case.shuffled:
         labels = random.permutation(labels)
+    if case.columns is not None:
+        logits = logits[:, case.columns(np.arange(case.k), random)]
     return OVERCONFIDENT * logits, labels
 
 
