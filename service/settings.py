@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; more have to wait. A workspace gets half."""
+    """Memory for large bodies and responses in flight; others wait. A workspace gets half."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
     """Largest JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)

@@ -71,8 +71,8 @@ class Verdict(_Explained):
     )
     AT_CHANCE = (
         "at_chance",
-        "the labels are not predicted measurably better than by chance, so they may not belong to "
-        "these rows or number the classes differently",
+        "the labels are not predicted measurably better than by chance, so they may belong to "
+        "other rows, or number the classes differently",
     )
 
 

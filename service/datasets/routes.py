@@ -45,7 +45,7 @@ DeleteAfterFit = Annotated[
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default a setting decides"),
+    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default, `dataset_days`"),
 ]
 
 

@@ -178,9 +178,9 @@ class Database:
     def shorten_log(self) -> None:
         """Empty SQLite's write-ahead log if it is too long.
 
-        It cannot be reused while reads overlap without a pause. Most of it is copied while others
-        write. Then writers wait for the reads that have begun: LOG_WAIT seconds, and in proportion
-        longer if the log is.
+        SQLite cannot reuse the log while there is always a read in progress. Most of the log is
+        copied while others write. Writers then wait for the reads in progress, for at most LOG_WAIT
+        seconds, or proportionally longer if the log is longer.
         """
         if not self.is_sqlite or not self.url.database:
             return
