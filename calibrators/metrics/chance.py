@@ -61,8 +61,8 @@ class ChanceTest:
 def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTest | None:
     """Test whether the labels depend on the probabilities; None if all labels are equal.
 
-    Ranking decides, not accuracy, which for rare classes hardly exceeds the share of the largest
-    class even if the model is good. Columns in the wrong order also count as chance.
+    The test is on ranking, not on accuracy: with rare classes, the accuracy of even a good model
+    hardly exceeds the share of the largest class. Columns in the wrong order also count as chance.
 
     The mean and variance of the sum of ranks over all permutations of the labels are exact; its
     distribution is assumed normal (Hoeffding 1951). Ties share their mean rank. With two

@@ -303,7 +303,7 @@ def check_free(folder: Path, part: int = 1) -> None:
     """Raise NoSpace if a folder's disk has less free space than its reserve divided by ``part``."""
     disk = shutil.disk_usage(folder)
     if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART) // part:
-        raise NoSpace("no_space", "the disk of the service is full: delete datasets, or try later")
+        raise NoSpace("no_space", "the service's disk is full: delete datasets, or try again later")
 
 
 def share_of_disk(folder: Path) -> int:
