@@ -115,7 +115,7 @@ def list_datasets(
     "/{id}", summary="Get a dataset by its id or by sha256:{hash}", response_model=DatasetOut
 )
 def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Return a dataset; while it is uploaded in parts, also list the parts that have arrived."""
+    """Return a dataset; during an upload in parts, also list the parts that have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)
