@@ -122,7 +122,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "database_unavailable": ErrorCode(503, "The service cannot reach its database."),
     "dataset_complete": ErrorCode(409, "The dataset is complete and takes no more parts."),
     "dataset_gone": ErrorCode(404, "The dataset was deleted before the fit could read it.", "call fit(name, logits, labels) again: it uploads the dataset", command="run the same command again: it uploads the rows", page="Start a new fit and upload the data again."),
-    "dataset_in_use": ErrorCode(409, "An unfinished fit is using the dataset.", "wait for its fits with client.wait, or cancel them with client.cancel"),
+    "dataset_in_use": ErrorCode(409, "An unfinished fit needs the dataset.", "wait for its fits with client.wait, or cancel them with client.cancel"),
     "dataset_not_complete": ErrorCode(409, "The dataset is still being uploaded.", "call upload with the same data: it sends what is missing"),
     "dataset_too_large": ErrorCode(413, "The dataset is too large to compare versions on."),
     "device_unavailable": ErrorCode(None, "The machine does not have this device.", "fit(..., device='cpu') needs no GPU", page="Start the fit again: the worker's device has changed."),
