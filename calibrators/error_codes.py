@@ -111,7 +111,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "cannot_copy": ErrorCode(503, "The database cannot be copied."),
     "cannot_listen": ErrorCode(422, "The service cannot listen on the address or port."),
     "cannot_read": ErrorCode(422, "The backup file cannot be read."),
-    "cannot_write": ErrorCode(422, "A folder of the service cannot be written to."),
+    "cannot_write": ErrorCode(422, "The service cannot write to one of its folders."),
     "charts_not_installed": ErrorCode(None, "Drawing charts needs vl-convert."),
     "column_by_column": ErrorCode(None, "The array of the npy file is stored in Fortran (column-major) order."),
     "comparing": ErrorCode(503, "The comparison is not ready yet.", "repeat the request: the result is kept"),
