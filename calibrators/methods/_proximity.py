@@ -36,7 +36,7 @@ def proximities(
 ) -> Floats:
     """Return ``exp(-d)`` (n,), where d is the mean distance to the nearest ``references`` (m, d).
 
-    The mean is over ``neighbours`` references. Distances are Euclidean distances of unit vectors.
+    The mean is over ``neighbours`` references. Distances are Euclidean, between unit vectors.
     ``own`` (n,) is the index of each row among the references, or -1 if it is not one of them; a
     row is not its own neighbour.
 

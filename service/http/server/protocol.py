@@ -344,7 +344,7 @@ class HttpProtocol(TurnReader):
             self._clock = None
 
     def _on_deadline(self) -> None:
-        """End a connection whose time is over; thousands may end together, so they take turns."""
+        """End a connection whose time is up; thousands may end together, so they take turns."""
         if self.read_turns.has_time:
             self.read_turns.count(REQUEST_SECONDS)
             self._end_late(self._clock)
