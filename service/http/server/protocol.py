@@ -131,7 +131,15 @@ class HttpProtocol(TurnReader):
         """Mark the connection as idle, unless more requests are waiting on it."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
+            self._forget_request()
             self.open_connections.set_idle(self, self._address)
+
+    def _forget_request(self) -> None:
+        """Keep only the owner of a finished request; its target and headers may take 128 kB."""
+        self.cycle.scope = {"principal": self.cycle.scope.get("principal")}  # type: ignore[typeddict-item]
+        if not self._in_head:  # else these already belong to the next request
+            self.scope = self.cycle.scope
+            self.url, self.headers = b"", []
 
     def parse(self, data: bytes) -> None:
         """Parse received bytes; refuse a head that becomes too long."""
