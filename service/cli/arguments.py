@@ -85,7 +85,12 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queue"))
     listing = verb("workers", list_workers, "list the live workers")
     listing.add_argument("--here", action="store_true", help="list only workers on this machine")
-    verb("migrate", migrate, "upgrade the database to the current schema, and exit")
+    migrating = verb("migrate", migrate, "upgrade the database to the current schema, and exit")
+    migrating.add_argument(
+        "--adopt",
+        action="store_true",
+        help="make the blob store that of this database, even if it was another's",
+    )
     managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
     writing = "back up the embedded database and its blobs while the service is running"

@@ -70,6 +70,7 @@ class Blobs:
         sign_endpoint: str = "",
     ) -> None:
         parts = urlsplit(url)
+        self.url = url
         self._on_damage = on_damage
         self._folder: Path | None = None
         self._signer: S3Store | None = None

@@ -108,7 +108,7 @@ def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_database_or_is_read_only(tmp_path: Path) -> None:
     file = tmp_path / "calibrd.db"
     file.write_bytes(b"no database at all" * 100)
-    assert "cannot use the database" in refusal(here("migrate", "--data-dir", tmp_path))
+    assert "the database file is damaged" in refusal(here("migrate", "--data-dir", tmp_path))
     file.write_bytes(b"")
     file.chmod(0o444)
     assert "cannot use the database" in refusal(command("migrate", "--data-dir", tmp_path))
@@ -157,6 +157,7 @@ def test_unknown_variables_cause_a_warning(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "a b?c#d%41"
+    assert here("migrate", "--data-dir", folder).returncode == 0
     made = here("keys", "create", "--scopes", "admin", "--data-dir", folder)
     assert made.returncode == 0
     assert here("keys", "list", "--data-dir", folder).stdout.count("unnamed") == 1
