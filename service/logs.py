@@ -76,6 +76,8 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     )
 
 
+# the fields that modules of this service add to events of the standard library's loggers
+EXTRA_FIELDS = ("code", "error", "from", "key", "reason", "to")
 _ORIGIN: list[Processor] = [
     structlog.stdlib.add_logger_name,
     structlog.processors.add_log_level,
@@ -95,7 +97,7 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
             ),
         ]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_ORIGIN,
+        foreign_pre_chain=[*_ORIGIN, structlog.stdlib.ExtraAdder(EXTRA_FIELDS)],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,

@@ -151,12 +151,15 @@ def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
 
 
 def _add_key_flags(keys: argparse.ArgumentParser) -> None:
-    keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
+    actions = ("create", "list", "rotate", "revoke")
+    keys.add_argument("action", choices=actions, metavar="ACTION", help=", ".join(actions))
     keys.add_argument("id", nargs="?", help="id of the key to rotate or revoke")
     keys.add_argument(
-        "--workspace", default="default", help="workspace; `create` adds it if it is new"
+        "--workspace", default="default", help="workspace; `create` adds it if it is new [default]"
     )
-    keys.add_argument("--name", default="unnamed", help="name that says what the key is for")
+    keys.add_argument(
+        "--name", default="unnamed", help="name that says what the key is for [unnamed]"
+    )
     keys.add_argument(
         "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
     )
@@ -164,5 +167,9 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
         "--days", type=float, help="lifetime of the key in days; by default it never expires"
     )
     keys.add_argument(
-        "--grace-hours", type=float, default=24.0, help="how many hours the old key stays valid"
+        "--grace-hours",
+        metavar="HOURS",
+        type=float,
+        default=24.0,
+        help="how many hours the old key stays valid after `rotate` [24]",
     )

@@ -66,7 +66,7 @@ def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
             adopt=options.adopt,
             on_orphan=lambda key: say(f"{'would delete' if options.dry_run else 'deleting'} {key}"),
         )
-    say(swept.summary())
+    say(f"{'would delete' if options.dry_run else 'deleted'} {swept.summary()}")
 
 
 def write_backup(settings: Settings, options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 
-from service.cli.open_store import existing, existing_blobs
+from service.cli.open_store import database_explained, existing, existing_blobs
 from service.cli.output import say, say_note
 from service.maintenance.database_damage import damage_of
 from service.maintenance.doctor import Doctor
@@ -22,7 +22,8 @@ PROGRESS_EVERY = 100
 
 def doctor(settings: Settings, options: argparse.Namespace) -> int:
     """Check all stored data; return 1 if there are findings."""
-    file = embedded_file(settings.database)
+    with database_explained():
+        file = embedded_file(settings.database)
     if file is not None:
         check_exists(file)
     damage = list(damage_of(file)) if file is not None else []

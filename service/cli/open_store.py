@@ -22,7 +22,7 @@ from service import logs
 from service.errors import DatabaseDamaged, Invalid, ServiceError
 from service.settings import Settings
 from service.storage.blobs import Blobs
-from service.storage.database import Database, embedded_file, is_damage
+from service.storage.database import Database, is_damage
 from service.storage.store_binding import check_bound
 from service.storage.upgrade import open_current
 from service.worker.startup import prepare_database
@@ -43,7 +43,11 @@ def prepared(settings: Settings, *, adopt: bool = False) -> Database:
         check_writable(Path(unquote(urlsplit(settings.blobs).path)))
     with database_explained():
         database = Database(settings.database)
-        prepare_database(database, Blobs(settings.blobs), adopt=adopt)
+        try:
+            prepare_database(database, Blobs(settings.blobs), adopt=adopt)
+        except BaseException:
+            database.close()
+            raise
     return database
 
 
@@ -68,7 +72,7 @@ def existing_blobs(settings: Settings) -> Blobs:
 
 def check_blobs_url(settings: Settings) -> None:
     """Raise Invalid if several machines may share the database, but not the default folder."""
-    if not settings.blobs_url and embedded_file(settings.database) is None:
+    if not settings.blobs_url and not settings.database.startswith("sqlite"):
         raise Invalid(
             "no_blobs_url",
             "--blobs-url (CALIBRD_BLOBS_URL) is not set: with PostgreSQL, all processes must use "

@@ -48,9 +48,10 @@ class Swept:
     def summary(self) -> str:
         """Return the result in one line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
+        found = f" ({kinds}; {self.bytes} bytes)" if kinds else ""
+        unknown = f" and {self.unknown} of unknown origin" if self.unknown else ""
         return (
-            f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
-            f"{self.kept} kept, {self.unknown} of unknown origin not deleted"
+            f"{self.orphans.total()} orphans{found}; kept {self.kept} blobs in use or new{unknown}"
         )
 
 

@@ -197,7 +197,7 @@ class Database:
         except DatabaseError as error:
             if is_damage(error):
                 if not self.is_damaged:
-                    logger.error("database_damaged reason=%s", error.orig)
+                    logger.error("database_damaged", extra={"reason": str(error.orig)})
                 self.is_damaged = True
                 raise DatabaseDamaged("database_damaged", DAMAGED_SENTENCE) from error
             name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))

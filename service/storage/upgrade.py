@@ -145,4 +145,4 @@ def upgrade(database: Database) -> None:
     after = revision_of(database)
     check_schema(database, after or "")
     if after != before:
-        logger.info("database_migrated from=%s to=%s", before or "none", after)
+        logger.info("database_migrated", extra={"from": before, "to": after})

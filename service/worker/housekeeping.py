@@ -163,7 +163,13 @@ class Housekeeping:
         except Conflict as error:
             _log.error("sweep_refused", detail=error.message)
         else:
-            _log.info("blobs_swept", summary=swept.summary())
+            _log.info(
+                "blobs_swept",
+                orphans=swept.orphans.total(),
+                bytes=swept.bytes,
+                kept=swept.kept,
+                unknown=swept.unknown,
+            )
 
     def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
         return threading.Thread(

@@ -11,11 +11,14 @@ from time import perf_counter
 from typing import Any
 
 import structlog
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.metrics import Metrics, Record
 
 UNMATCHED = "unmatched"
+# statuses of requests that are refused before they reach their route
+REFUSED_EARLY = (401, 403, 408, 411, 413, 415, 429, 503)
 CLIENT_LEFT = 499  # recorded if the client disconnected before the response; never sent
 QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
 PAGE_POLICY = (
@@ -25,6 +28,7 @@ PAGE_POLICY = (
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 LONGEST_LOGGED_PATH = 300
+LONGEST_FORWARDED = 200
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _NO_STORE = (b"cache-control", b"no-store")
@@ -93,6 +97,8 @@ class RequestLog:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
         template = self._template(scope)
+        if template == UNMATCHED and status in REFUSED_EARLY:
+            template = self._refused_template(scope)
         kind = self._kinds.get((template, method, status))
         if kind is None:
             kind = self._new_kind(template, method, status)
@@ -111,6 +117,14 @@ class RequestLog:
         else:
             route = scope.get("route") or self._plain_route(scope)
         return str(getattr(route, "path_format", UNMATCHED))
+
+    def _refused_template(self, scope: Scope) -> str:
+        """Return the path of the route that a request would have reached, had it been admitted."""
+        for route in getattr(scope.get("app"), "routes", ()):
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                return self._template({**scope, **found})
+        return UNMATCHED
 
     def _plain_route(self, scope: Scope) -> Any:
         """Return the Starlette route that matched; FastAPI only provides its endpoint."""
@@ -165,7 +179,15 @@ def _access_fields(scope: Scope, template: str, status: int, seconds: float) -> 
         "milliseconds": round(seconds * 1000, 3),
         "request_id": scope["request_id"],
     }
+    client = scope.get("client")
+    if client is not None:
+        fields["client"] = client[0]
+    for name, value in scope["headers"]:
+        if name == b"x-forwarded-for":  # as sent, so only as reliable as the proxy
+            fields["forwarded_for"] = str(value[:LONGEST_FORWARDED], "latin-1")
     principal = scope.get("principal")
     if principal is not None:
         fields["actor"] = principal.actor
+        if principal.key is not None:
+            fields["key_id"] = principal.key
     return fields

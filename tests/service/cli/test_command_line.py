@@ -74,7 +74,8 @@ def refusal(done: Done) -> str:
 def test_a_wrong_setting_is_reported_in_one_line(
     verb: str, flag: str, value: str, said: str, tmp_path: Path
 ) -> None:
-    assert said in refusal(here(verb, "--data-dir", tmp_path, flag, value))
+    blobs = () if flag == "--blobs-url" else ("--blobs-url", (tmp_path / "blobs").as_uri())
+    assert said in refusal(here(verb, "--data-dir", tmp_path, *blobs, flag, value))
 
 
 def test_a_host_that_is_not_this_machine(tmp_path: Path) -> None:
@@ -319,7 +320,12 @@ def test_help_names_every_command_and_setting(
 
 @pytest.mark.parametrize(
     ("words", "lacks_turn"),
-    [(["sweep"], False), (["keys", "create"], False), (["sweep"], True), (["doctor"], True)],
+    [
+        (["sweep"], False),
+        (["keys", "create", "--scopes", "admin"], False),
+        (["sweep"], True),
+        (["doctor"], True),
+    ],
 )
 def test_a_read_only_data_directory_is_reported_in_one_line(
     words: list[str], lacks_turn: bool, tmp_path: Path

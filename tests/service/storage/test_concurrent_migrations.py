@@ -62,7 +62,7 @@ def test_one_of_two_starters_migrates(backend: Backend, tmp_path: Path) -> None:
                 starter.stdin.write(f"{url}\n")
                 starter.stdin.flush()
             said = sorted(starter.stdout.readline().strip() for starter in starters)
-            assert said[0].startswith("database_migrated from=none to=0")
+            assert said[0].startswith("database_migrated")
             assert said[1] == "nothing"
         for starter in starters:
             starter.communicate(timeout=20)

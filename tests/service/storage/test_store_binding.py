@@ -49,7 +49,7 @@ def test_another_blob_store_is_refused_with_both_settings(
         blobs_url=(tmp_path / "other").as_uri(),
     )
     for _ in range(2):
-        with pytest.raises(Conflict, match=r"--database-url .* --blobs-url") as refused:
+        with pytest.raises(Conflict, match=r"--database-url.*--blobs-url") as refused:
             prepared(other)
         assert refused.value.code == "blob_store_differs"
     assert not list((tmp_path / "other").iterdir())
@@ -151,9 +151,9 @@ def test_an_empty_database_file_beside_blobs_is_not_migrated(tmp_path: Path) -> 
 
 def test_a_newer_database_is_named_by_commands_that_only_read(tmp_path: Path) -> None:
     prepared(Settings(data_dir=tmp_path)).close()
-    with closing(Database(Settings(data_dir=tmp_path).database)) as database:
-        with database.engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE calibrd_schema SET version_num = '9999'")
+    url = Settings(data_dir=tmp_path).database
+    with closing(Database(url)) as database, database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE calibrd_schema SET version_num = '9999'")
     told = here("doctor", f"--data-dir={tmp_path}")
     assert told.returncode == 2
     assert "start the version that created it, or a newer one" in told.stderr
