@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level of log events: debug, info, warning or error."""
     log_format: Literal["auto", "json", "console"] = "auto"
-    """json (one object per line), console (readable text), or auto: text on a terminal, else json."""
+    """json (an object per line), console (text), or auto: console on a terminal, json elsewhere."""
     max_upload_bytes: int = Field(4096 * MEGABYTE, ge=1024)
     """Largest dataset, both as sent and uncompressed."""
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Any
 
 import structlog
-from starlette.routing import Match
+from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.metrics import Metrics, Record
@@ -28,7 +29,6 @@ PAGE_POLICY = (
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 LONGEST_LOGGED_PATH = 300
-LONGEST_FORWARDED = 200
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _NO_STORE = (b"cache-control", b"no-store")
@@ -63,6 +63,7 @@ class RequestLog:
         self._kinds: dict[tuple[str, str, int], _Kind] = {}
         self._prefix = secrets.token_hex(6)
         self._numbers = count(1)
+        self._templates: list[tuple[Callable[[str], Any], str]] | None = None
         self._plain_routes: dict[Any, tuple[Any, ...]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,11 +121,14 @@ class RequestLog:
 
     def _refused_template(self, scope: Scope) -> str:
         """Return the path of the route that a request would have reached, had it been admitted."""
-        for route in getattr(scope.get("app"), "routes", ()):
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                return self._template({**scope, **found})
-        return UNMATCHED
+        if self._templates is None:
+            found = iter_route_contexts(getattr(scope.get("app"), "routes", ()))
+            routes: list[Any] = [getattr(one, "starlette_route", None) or one for one in found]
+            self._templates = [
+                (one.path_regex.match, one.path_format) for one in routes if _has_path(one)
+            ]
+        path = scope["path"]
+        return next((template for match, template in self._templates if match(path)), UNMATCHED)
 
     def _plain_route(self, scope: Scope) -> Any:
         """Return the Starlette route that matched; FastAPI only provides its endpoint."""
@@ -147,6 +151,10 @@ class RequestLog:
         if label == method:  # methods invented by clients must not fill up the memory
             self._kinds[template, method, status] = kind
         return kind
+
+
+def _has_path(route: Any) -> bool:
+    return hasattr(route, "path_regex") and hasattr(route, "path_format")
 
 
 def _endpoint_of(route: Any) -> Any:
@@ -182,9 +190,6 @@ def _access_fields(scope: Scope, template: str, status: int, seconds: float) -> 
     client = scope.get("client")
     if client is not None:
         fields["client"] = client[0]
-    for name, value in scope["headers"]:
-        if name == b"x-forwarded-for":  # as sent, so only as reliable as the proxy
-            fields["forwarded_for"] = str(value[:LONGEST_FORWARDED], "latin-1")
     principal = scope.get("principal")
     if principal is not None:
         fields["actor"] = principal.actor

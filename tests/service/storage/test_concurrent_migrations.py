@@ -87,7 +87,7 @@ def test_a_database_of_a_newer_version_is_left_alone(backend: Backend, tmp_path:
     database.close()
     command = [sys.executable, "-m", "service", "migrate", "--database-url", url]
     done = subprocess.run(
-        [*command, "--data-dir", str(tmp_path)],
+        [*command, "--data-dir", str(tmp_path), "--blobs-url", (tmp_path / "blobs").as_uri()],
         cwd=ROOT,
         capture_output=True,
         text=True,
