@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
+from service import logs
 from service.cli import PROGRAM
 from service.cli.commands import (
     list_workers,
@@ -36,6 +38,8 @@ Command = Callable[[Settings, argparse.Namespace], int | None]
 def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run a command and return its exit status; report usage errors in one line."""
     options = command_parser(program).parse_args(arguments)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logs.PlainFormatter())
     _warn_of_unknown_variables()
     try:
         with failures_explained():

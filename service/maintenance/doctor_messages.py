@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 def other_store(url: str, error: ServiceError) -> Finding:
     """Return the finding for a blob store that belongs to another database."""
     problem, _, advice = error.message.partition(". ")
-    return Finding(error.code, f"blob store {url}", problem, advice)
+    return Finding(error.code, f"blob store {url}", problem, advice[:1].lower() + advice[1:])
 
 
 def of_session(found: FoundSession) -> Iterator[Finding]:

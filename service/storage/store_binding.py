@@ -39,7 +39,7 @@ def bind(database: Database, blobs: Blobs, *, adopt: bool = False) -> None:
                 if adopt or not _is_bound(database, blobs):
                     _write_id(database, blobs, adopt=adopt)
     except Unavailable as error:
-        logger.warning("blob_store_not_checked", extra={"reason": error.code})
+        logger.warning("blob_store_not_checked", extra={"reason": error.message})
 
 
 def check_bound(database: Database, blobs: Blobs) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from helpers.backends import Backend, Fleet
 from helpers.commands import here
 from helpers.fit_fixtures import Place
+from helpers.live_service import ROOT
 from helpers.raw_blobs import content, remove
 
 from service.cli.open_store import prepared
@@ -21,6 +24,19 @@ from service.storage.database import Database
 from service.storage.store_binding import ID_KEY, bind, check_bound, id_of
 
 pytestmark = pytest.mark.both_backends
+
+# a command whose blob store refuses access
+UNREACHABLE = """
+import sys
+from service.__main__ import main
+from service.storage import blobs
+
+def refuse(*_):
+    raise blobs.Unavailable("blobs_unavailable", "the blob store reports AccessDenied")
+
+blobs.Blobs.peek = blobs.Blobs.list = refuse
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture
@@ -162,3 +178,16 @@ def test_a_newer_database_is_named_by_commands_that_only_read(tmp_path: Path) ->
 def test_the_id_key_is_not_a_blob_of_unknown_origin(settings: Settings) -> None:
     with closing(prepared(settings)) as database:
         assert sweep(database, Blobs(settings.blobs), older_than=7200.0, dry_run=True).unknown == 0
+
+
+def test_a_command_says_why_the_blob_store_was_not_checked(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNREACHABLE, "migrate", f"--data-dir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line == "blob_store_not_checked reason=the blob store reports AccessDenied"
