@@ -183,9 +183,7 @@ def annotate_version(
     body: NotesIn,
 ) -> VersionOut:
     """Change the tags or the description of a version; its other fields never change."""
-    if body.tags or body.description:
-        with joined.database.read() as store:
-            joined.quota.check(store, caller.workspace)
+    joined.quota.check_notes(joined.database, caller.workspace, body.tags, body.description)
     with joined.database.write() as store:
         changed = versions.annotate(
             store, caller, name, number, tags=body.tags, description=body.description

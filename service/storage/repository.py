@@ -22,6 +22,8 @@ Record = TypeVar("Record")
 PAGE_BYTES = 1 << 19
 # estimated size of a row without its strings
 ROW_BYTES = 256
+# size of a file system's block: a small file takes one
+FILE_BYTES = 4096
 DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers have to wait
 DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 DUPLICATE_POSTGRESQL = "23505"
