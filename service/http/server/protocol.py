@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from service.http.middleware.fair_turns import ADDRESS
+from service.http.middleware.fair_turns import owner_of
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
 from service.http.server.connections import Connections
@@ -78,11 +78,8 @@ class HttpProtocol(TurnReader):
     @property
     def owner(self) -> str:
         """The owner whose turns this uses: the workspace of the last request, or the address."""
-        scope: Any = {} if self.cycle is None else self.cycle.scope
-        principal = scope.get("principal")
-        return (
-            f"{ADDRESS}{self._address}" if principal is None else f"workspace {principal.workspace}"
-        )
+        scope: Any = {"client": self.client} if self.cycle is None else self.cycle.scope
+        return owner_of(scope)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the resources of the connection, and notify the running request."""
