@@ -133,7 +133,8 @@ class HttpProtocol(TurnReader):
 
     def _forget_request(self) -> None:
         """Keep only the owner of a finished request; its target and headers may take 128 kB."""
-        self.cycle.scope = {"principal": self.cycle.scope.get("principal")}  # type: ignore[typeddict-item]
+        scope: Any = self.cycle.scope
+        self.cycle.scope = {name: scope.get(name) for name in ("principal", "client")}  # type: ignore[assignment]
         if not self._in_head:  # else these already belong to the next request
             self.scope = self.cycle.scope
             self.url, self.headers = b"", []

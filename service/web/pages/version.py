@@ -18,7 +18,6 @@ from service.access.permissions import Scope
 from service.dependencies import Joined
 from service.errors import Invalid, Stale
 from service.http.callers import Caller, needs
-from service.http.openapi import Number
 from service.registry import service as versions
 from service.registry.service import LONGEST_DESCRIPTION
 from service.storage.records import Version
@@ -65,7 +64,7 @@ class Judgement:
 
 @router.api_route(PATH, methods=["GET", "HEAD"])
 def version_page(
-    request: Request, joined: Joined, caller: Caller, name: str, number: Number
+    request: Request, joined: Joined, caller: Caller, name: str, number: int
 ) -> Response:
     """Show a version with its report."""
     with joined.database.read() as store:
@@ -94,7 +93,7 @@ def version_page(
 
 @router.post(f"{PATH}/notes", dependencies=needs(Scope.PROMOTE))
 def annotate_version(
-    request: Request, joined: Joined, caller: Caller, name: str, number: Number, form: Sent
+    request: Request, joined: Joined, caller: Caller, name: str, number: int, form: Sent
 ) -> Response:
     """Change tags and description; the other fields of a version never change."""
     tags = read_tags(form.text("tags"))
