@@ -351,6 +351,27 @@ def test_notes_of_versions_count(tmp_path: Path) -> None:
         assert full.patch(url, json={"description": ""}).status_code == 200
 
 
+def test_a_registration_that_fails_in_its_transaction_leaves_no_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process(tmp_path) as service:
+        parts = service.app.state.parts
+        put = parts.blobs.put
+
+        def put_while_the_key_is_taken(key: str, content: Any) -> None:
+            put(key, content)
+            with parts.database.write() as store:
+                workspace = workspace_named(store, DEFAULT_WORKSPACE).id
+                store.idempotency.keep(workspace, "mine", "0" * 64, {"version": 1})
+
+        monkeypatch.setattr(parts.blobs, "put", put_while_the_key_is_taken)
+        map_of = temperature_registration(2.0, k=3)
+        key = {"Idempotency-Key": "mine"}
+        refused = service.post("/v1/calibrators/a/versions", json=map_of, headers=key)
+        assert (refused.status_code, refused.json()["code"]) == (422, "idempotency_key_reused")
+        assert not [one for one in (tmp_path / "blobs").rglob("*") if one.is_file()]
+
+
 def test_small_maps_count_the_blocks_of_their_files(tmp_path: Path) -> None:
     with in_process(tmp_path) as service:
         for number in range(20):
