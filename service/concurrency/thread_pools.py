@@ -201,7 +201,7 @@ class Executors:
         default_factory=lambda: FairExecutor("download", 4, most_waiting=2048)
     )
     session: FairExecutor = field(
-        default_factory=lambda: FairExecutor("session", 4, most_waiting=256)
+        default_factory=lambda: FairExecutor("session", 2, most_waiting=256)
     )
     query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))

@@ -28,7 +28,7 @@ from service.http.server.read_turns import REQUEST_SECONDS, ReadTurns, TurnReade
 
 MAX_PIECES = 1000  # per read, which has at most 256 kB
 HEADER_OVERHEAD = 200  # bytes of memory that a header takes in addition to its text
-LONG_TARGETS = b"/predict"
+CALIBRATORS, LONG_TARGETS = b"/v1/calibrators/", b"/predict"
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
@@ -90,6 +90,8 @@ class HttpProtocol(TurnReader):
         if self._running is not None:  # uvicorn only notifies the connection's last request
             self._running.disconnected = True
             self._running.message_event.set()
+        # after a reset, uvicorn leaves its timer, which holds this object for 75 s
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -132,8 +134,9 @@ class HttpProtocol(TurnReader):
             self.open_connections.set_idle(self, self._address)
 
     def _forget_request(self) -> None:
-        """Keep only the owner of a finished request; its target and headers may take 128 kB."""
+        """Keep only the owner of a finished request; the rest may take 200 kB."""
         scope: Any = self.cycle.scope
+        self.cycle.body = bytearray()
         self.cycle.scope = {name: scope.get(name) for name in ("principal", "client")}  # type: ignore[assignment]
         if not self._in_head:  # else these already belong to the next request
             self.scope = self.cycle.scope
@@ -204,7 +207,8 @@ class HttpProtocol(TurnReader):
             self._stop(refusals.too_long_path())
         if len(self.url) <= MAX_TARGET_BYTES or not has_query:
             return
-        may_be_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
+        is_predict = path.startswith(CALIBRATORS) and path.endswith(LONG_TARGETS)
+        may_be_long = is_predict and self.parser.get_method() == b"GET"
         if not may_be_long or len(self.url) > MAX_HEAD_BYTES:
             self._stop(refusals.too_long_query())
 
