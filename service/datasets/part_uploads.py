@@ -104,7 +104,12 @@ class PartUploads:
         pending = PendingBlobs(self._blobs)
         # if the same bytes are sent again, the row already refers to this blob
         put = self._blobs.put if replaced == part else pending.put
-        put(_key(dataset, part), arrived.path)
+        try:
+            put(_key(dataset, part), arrived.path)
+        except BlobMissing as error:  # its folder was deleted meanwhile
+            raise Conflict(
+                "upload_changed", f"another request changed part {number}: send it again"
+            ) from error
         self._record(principal, dataset, [part], pending)
         return part
 
