@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from helpers.loss_batches import CLASSES, batch, made
 from helpers.samples import draw
 
+from calibrators.losses.selective_risk import confidence_score
 from calibrators.methods._smart_features import Indicator, indicate
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
@@ -130,3 +131,31 @@ def test_gradients_of_both_focal_losses_in_p(name: str, sign: int, gamma: float)
     base = 1 + sign * p
     slope = -(base**gamma) / p - sign * gamma * base ** (gamma - 1) * p.log()
     torch.testing.assert_close(logits.grad[:, 0], slope * p * (1 - p))
+
+
+@pytest.mark.parametrize("score", ["msp", "neg_entropy", "margin"])
+def test_the_confidence_scores_of_aus_appendix_table_1(score: str) -> None:
+    logits, _, _ = batch()
+    found = confidence_score(torch.log_softmax(logits, dim=1), score)
+    for row, value in zip(torch.softmax(logits, dim=1).tolist(), found.tolist(), strict=True):
+        second, first = sorted(row)[-2:]
+        expected = {
+            "msp": first,
+            "neg_entropy": sum(one * math.log(one) for one in row),
+            "margin": first - second,
+        }[score]
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+def test_secas_loss_in_loops_over_rows_and_classes() -> None:
+    """SECA, Eq. 4 to 7: the target of a row is its one-hot label plus the mean of its class."""
+    logits, labels, _ = batch()
+    p = torch.softmax(logits, dim=1).tolist()
+    known = labels.tolist()
+    total = 0.0
+    for row, label in zip(p, known, strict=True):
+        own = [other for other, its in zip(p, known, strict=True) if its == label]
+        for column in range(CLASSES):
+            target = float(column == label) + sum(one[column] for one in own) / len(own)
+            total -= target * math.log(row[column])
+    assert made("seca")(logits, labels).item() == pytest.approx(total / len(p), rel=1e-5)
