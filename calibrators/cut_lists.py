@@ -114,7 +114,7 @@ class _Tails:
 
 
 def _outcomes(zeros: Zeros, rows: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
-    """Return the possible outcomes of each row, and the one that is its label, as four arrays.
+    """Return the possible outcomes of each row, and which of them is its label, as four arrays.
 
     1. The logarithms (n, kept + 1) of the ``kept`` largest values and of the row's zeros, relative
        to the largest value.

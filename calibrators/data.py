@@ -66,10 +66,10 @@ class Clipped(NamedTuple):
         if self.normalised:
             parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
         if self.zeros.rounding:
-            parts.append(f"the probabilities are taken to be rounded to {self.zeros.rounding:g}")
+            parts.append(f"the probabilities are assumed to be rounded to {self.zeros.rounding:g}")
         if self.zeros.ratio:
             kept = self.zeros.kept
-            parts.append(f"the rows are taken to be lists cut to at most {kept} classes")
+            parts.append(f"the rows are assumed to be lists cut to at most {kept} classes")
         return ", ".join(parts)
 
     def _level(self) -> str:
@@ -394,7 +394,7 @@ def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
 def probabilities_note(logits: Floats) -> str | None:
     """Return a warning if logits, (n, k) or (n, 1), look like probabilities, else None.
 
-    Every row must lie in [0, 1], and sum to 1 within rounding or have a single number.
+    Every value must lie in [0, 1], and rows must sum to 1 within rounding unless k is 1.
     """
     is_single = logits.shape[1] == 1
     step = 4096

@@ -139,7 +139,9 @@ def check_layout(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: int) -> 
             "bad_features", f"features must be float16, float32 or float64, got {dtype}"
         )
     if shape[0] != rows:
-        raise DataError("features_length", f"there are {rows} rows but features of {shape[0]} rows")
+        raise DataError(
+            "features_length", f"there are {rows} rows but features for {shape[0]} rows"
+        )
     if not 1 <= shape[1] <= MAX_FEATURES:
         raise DataError(
             "bad_features",

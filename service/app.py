@@ -124,7 +124,11 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.add_middleware(RequestLimits, most_requests=settings.max_requests_per_key)
     app.add_middleware(
-        Guard, keys=parts.keys, sessions=parts.sessions, is_loopback=settings.is_loopback
+        Guard,
+        keys=parts.keys,
+        sessions=parts.sessions,
+        threads=parts.executors.session,
+        is_loopback=settings.is_loopback,
     )
     app.add_middleware(LastResort)
     app.add_middleware(PacedResponses)

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
     """Largest body of a predict call, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; more have to wait. A workspace gets half."""
+    """Memory for large bodies and responses in flight; others wait. A workspace gets half."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
     """Largest JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; more get 429."""
     max_running_fits: int | None = Field(None, ge=1)
-    """Maximum number of running fits per workspace, which leaves workers to others; null: any."""
+    """Maximum running fits per workspace, so that workers stay free for others; null: no limit."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     refresh_seconds: float = Field(1.0, gt=0, le=60)
     """Seconds between two checks for moved aliases and changed keys."""
     map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
-    """Memory for the maps that predict applies."""
+    """Memory for the maps used by predict."""
     render_seconds: float = Field(20.0, gt=0)
     """Time limit for drawing a report."""
     help_dir: Path = Path("site")

@@ -361,7 +361,7 @@ def plain_bytes(spread: Spread, sums: Integers) -> bytes:
 
 
 def planes(numbers: NDArray[Any]) -> bytes:
-    """Return the lowest bytes of all numbers, then the next, so that similar bytes are adjacent."""
+    """Return the lowest byte of every number, then the next, so that similar bytes are adjacent."""
     size = numbers.dtype.itemsize
     little = numbers.astype(numbers.dtype.newbyteorder("<"))
     return little.view(np.uint8).reshape(-1, size).T.tobytes()

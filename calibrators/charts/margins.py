@@ -1,4 +1,4 @@
-"""Charts by margin: reliability in thirds of the margin, and temperature as a function of it."""
+"""Charts by margin: reliability for each third of the margins, and temperature by margin."""
 
 from __future__ import annotations
 

@@ -338,6 +338,4 @@ def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
             low, high = ranges.get(name.partition("_")[0], (0, 1))
             good = bool(((values >= low) & (values <= high)).all())
         if not good:
-            raise ArchiveError(
-                "bad_values", f"{name} of the judged rows contains impossible values"
-            )
+            raise ArchiveError("bad_values", f"{name} of the judged rows contains invalid values")

@@ -115,7 +115,7 @@ class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal, whose gammas are ``exp(rate (C - A))`` of their bin.
 
     With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
-    upper bound; ``gamma_max`` only applies to AdaFocal. It is useful as an ablation that shows the
+    upper bound; ``gamma_max`` only applies to AdaFocal. It helps in ablations, because it shows the
     effect of AdaFocal's memory. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:

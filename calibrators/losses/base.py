@@ -220,7 +220,7 @@ def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
         raise DataError(
             "label_out_of_range",
             f"labels must be from 0 to {logits.shape[1] - 1}, or ignore_index {ignore_index}; "
-            f"{int(wrong.sum())} are not, the first of them is {int(labels[wrong][0])}",
+            f"{int(wrong.sum())} are not, the first being {int(labels[wrong][0])}",
         )
 
 

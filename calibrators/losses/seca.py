@@ -101,8 +101,8 @@ def _warn_if_alone(labels: Tensor, classes: int, across_ranks: bool) -> None:
     if len(labels) >= FEWEST and 2 * alone > len(labels):
         warnings.warn(
             f"{alone} of {len(labels)} samples are the only sample of their class in this batch: "
-            "SECA is cross-entropy for them. Use larger batches, or draw several samples of each "
-            "class",
+            "for these, SECA is plain cross-entropy. Use larger batches, or draw several samples "
+            "of each class",
             AloneInClass,
             stacklevel=6,
         )

@@ -109,7 +109,8 @@ class Contest:
             spent = time.monotonic() - start
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
             self._leave_out(
-                name, f"its fit was stopped after {spent:.3g} s, when its share of the time was up"
+                name,
+                f"its fit was stopped after {spent:.3g} s, when its share of the time was used up",
             )
             return
         scores = row_scores(fitted.apply_set(part), part.labels)

@@ -20,11 +20,15 @@ def unit_rows(features: Floats) -> Floats:
     >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).round(1).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
-    wide = np.asarray(features, np.float64)
-    largest = np.abs(wide).max(axis=1, keepdims=True)
-    wide = wide / np.where(largest > 0, largest, 1)  # avoid overflow and underflow of squares
-    norms = np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1)  # 0 only in rows of zeros
-    return np.asarray(wide / norms, np.float32)
+    out = np.empty(features.shape, np.float32)
+    step = max(1, BLOCK_NUMBERS // max(1, features.shape[1]))
+    for start in range(0, len(features), step):
+        wide = np.asarray(features[start : start + step], np.float64)
+        largest = np.abs(wide).max(axis=1, keepdims=True)
+        wide = wide / np.where(largest > 0, largest, 1)  # avoid overflow and underflow of squares
+        norms = np.linalg.norm(wide, axis=1, keepdims=True)
+        out[start : start + step] = wide / np.maximum(norms, 1)  # 0 only in rows of zeros
+    return out
 
 
 def proximities(
@@ -32,7 +36,7 @@ def proximities(
 ) -> Floats:
     """Return ``exp(-d)`` (n,), where d is the mean distance to the nearest ``references`` (m, d).
 
-    The mean is over ``neighbours`` references. Distances are Euclidean distances of unit vectors.
+    The mean is over ``neighbours`` references. Distances are Euclidean, between unit vectors.
     ``own`` (n,) is the index of each row among the references, or -1 if it is not one of them; a
     row is not its own neighbour.
 

@@ -25,7 +25,7 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "its correction is as smooth and as large as the data require; nothing has to be chosen"
+ADDITIVE = "its correction is as smooth and as large as the data require; nothing has to be tuned"
 
 
 @dataclass(frozen=True)

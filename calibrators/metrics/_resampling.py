@@ -189,7 +189,7 @@ def _strata(sides: list[TopLabel], cells: list[Cells]) -> Strata:
 
 
 def _occurring(code: Integers) -> tuple[Integers, Integers]:
-    """Return the codes that occur, ascending, and the position of each row's code among them."""
+    """Return the distinct codes in ascending order, and the index of each row's code among them."""
     if code.max() >= DRAWN_AT_ONCE:  # counts of all codes would take more memory than the rows
         found, place = np.unique(code, return_inverse=True)
         return found, place

@@ -213,7 +213,7 @@ def bin_index(values: Array, bins: int, scratch: Scratch | None = None) -> Integ
 
 
 def _correction(values: Array, index: Integers, bins: int) -> Integers:
-    """Return the correction (-1, 0 or 1) of bins whose computation may have been rounded."""
+    """Return the correction (-1, 0 or 1) to bin indices that rounding may have shifted by one."""
     edges = width_edges(bins)
     below, above = edges.take(index, mode="clip"), edges.take(index + 1, mode="clip")
     return (values > above).astype(np.intp) - (values <= below)

@@ -49,10 +49,11 @@ class ChanceTest:
 
     @property
     def is_misnumbered(self) -> bool:
-        """Whether the columns seem to be in another order than the classes of the labels.
+        """Whether the order of the columns seems to differ from the numbering of the labels.
 
         The labels then depend on the probabilities, so they may even be ranked better than by
-        chance. But fewer predictions are correct than by chance, or many more in another order.
+        chance. However, fewer predictions are correct than by chance, or many more would be correct
+        if the columns were reordered.
         """
         return self.accuracy < self.accuracy_limit or self.reordered_accuracy is not None
 
@@ -60,11 +61,11 @@ class ChanceTest:
 def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTest | None:
     """Test whether the labels depend on the probabilities; None if all labels are equal.
 
-    Ranking decides, not accuracy, which for rare classes hardly exceeds the share of the largest
-    class even if the model is good. Columns in the wrong order also count as chance.
+    The test is on ranking, not on accuracy: with rare classes, the accuracy of even a good model
+    hardly exceeds the share of the largest class. Columns in the wrong order also count as chance.
 
     The mean and variance of the sum of ranks over all permutations of the labels are exact; its
-    distribution is taken to be normal (Hoeffding 1951). Ties share their mean rank. With two
+    distribution is assumed normal (Hoeffding 1951). Ties share their mean rank. With two
     classes this is the Mann-Whitney test. For large sets, evenly spaced rows are used: at least
     1,000, and at most 2**18 divided by the number of classes with rows.
 
@@ -132,7 +133,8 @@ def _reordered_accuracy(predicted: Integers, labels: Integers) -> float | None:
     """Return the accuracy in a better order of the classes, or None if no order is far better.
 
     The order is found on every second row and judged on the others, so it cannot fit noise there.
-    It is far better if the share of correct rows exceeds that by chance more than twice as much.
+    It is far better if its accuracy exceeds chance by clearly more than twice as much as the
+    accuracy in the given order does.
     """
     order = _best_order(predicted[::2], labels[::2])
     found, true = predicted[1::2], labels[1::2]
@@ -146,7 +148,7 @@ def _reordered_accuracy(predicted: Integers, labels: Integers) -> float | None:
 
 
 def _best_order(predicted: Integers, labels: Integers) -> dict[int, int]:
-    """Return a label for each predicted class, one to one, that coincide oftener than by chance."""
+    """Match predicted classes to labels, one to one, by how often they coincide beyond chance."""
     pairs, counts = np.unique(np.stack([predicted, labels]), axis=1, return_counts=True)
     (a, in_a), (b, in_b) = (np.unique(one, return_counts=True) for one in (predicted, labels))
     by_chance = in_a[np.searchsorted(a, pairs[0])] * in_b[np.searchsorted(b, pairs[1])]

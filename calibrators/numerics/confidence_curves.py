@@ -78,7 +78,7 @@ def to_device(array: Floats, device: str | None) -> Array:
 
 
 def curve_numbers(k: int) -> int:
-    """Estimate the peak memory of ``observe`` for k classes, in numbers per row."""
+    """Estimate the peak memory of ``observe`` for k classes, in array elements per row."""
     return k if k <= MANY_CLASSES else 4 * FINE.count
 
 

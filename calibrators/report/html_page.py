@@ -109,7 +109,7 @@ def render(report: Report, *, title: str = "Calibration report", draw: Draw = ch
 
 
 def header(report: Report) -> str:
-    """Return the header of a report: the rows that were judged, and the verdict."""
+    """Return the header of a report: the judged rows and the verdict."""
     lines = f'<p class="muted">{escape(text.heading(report))}</p>'
     if fallback := fallback_sentence(report.fit):
         lines += f"<p><strong>{escape(fallback)}</strong></p>"

@@ -35,7 +35,7 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "several are tied), and the confidence is that probability. All errors refer to this top "
         "label, except the class-wise ECE, NLL and Brier score, which use every class.",
         "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
-        "belongs to the bin below it, 0 to the first bin. ECE is the mean absolute gap between "
+        "belongs to the bin below it, and 0 to the first bin. ECE is the mean absolute gap between "
         "accuracy and mean confidence, each bin weighted by its number of rows; MCE is the largest "
         "gap of any bin that is not empty.",
         "equal mass": f"The {bins} bins hold equal numbers of the sorted confidences; equal "
@@ -43,9 +43,9 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "the rows never matters.",
         "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
         "minus the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
-        "is 0 for a calibrated model, so it can be negative; its square root is then taken as 0.",
+        "is 0 for a calibrated model, so it can be negative; its square root then counts as 0.",
         "smooth ECE": "The gaps are not binned but smoothed by a Gaussian that is reflected at 0 "
-        "and 1. The bandwidth is chosen such that the error equals it.",
+        "and 1. The bandwidth is chosen so that it equals the resulting error.",
         "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value. The "
         "Brier score is summed over the classes and lies between 0 and 2.",
         "intervals": f"All intervals are at the {100 * level:g} % level. For binned errors, "
@@ -86,7 +86,7 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "could show such an ECE by chance. Its upper bound is the ECE plus a quantile of its "
         "spread.",
         "verdict": "Better means that the whole interval of the change lies on the better side of "
-        "0, worse that it lies on the worse side; a loss of AUROC counts only beyond "
+        "0, and worse that it lies on the worse side; a loss of AUROC counts only beyond "
         f"{100 * MIN_RANKING_LOSS:g} points. The verdict is based on the debiased squared error, "
         "NLL, Brier score, accuracy and the AUROC of correct vs. wrong. If calibration is "
         "better, any loss makes the verdict a trade-off, and so does an AUROC whose interval "
@@ -96,9 +96,9 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         f"least {MIN_ROWS} rows.",
         "chance": "Labels are at chance if their ranking is not better than that of 99 % of all "
         "permutations of the labels: the AUROC of each class against the rest, averaged with "
-        "weights n_c (n - n_c), with the exact mean and variance over all permutations. Both sides "
-        "must fail, and so must the uncalibrated probabilities of the whole dataset. Accuracy does "
-        "not decide: for rare classes it may equal the share of the largest class.",
+        "weights n_c (n - n_c), with the exact mean and variance over all permutations. This must "
+        "hold on both sides, and for the uncalibrated probabilities of the whole dataset. Accuracy "
+        "is not the criterion: for rare classes it may equal the share of the largest class.",
     }
 
 
@@ -180,7 +180,7 @@ def chance_warning(report: Report) -> str:
         other = test.reordered_accuracy
         better = "" if other is None else f", {100 * other:.1f} % if the columns are reordered"
         return (
-            "the columns seem to be in another order than the classes of the labels "
+            "the columns seem to be in a different order from the classes of the labels "
             f"(over {test.rows:,} rows, {100 * test.accuracy:.1f} % are correct, "
             f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels{better})"
         )

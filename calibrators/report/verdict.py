@@ -71,8 +71,8 @@ class Verdict(_Explained):
     )
     AT_CHANCE = (
         "at_chance",
-        "the labels are not predicted measurably better than by chance, so they may not belong to "
-        "these rows or number the classes differently",
+        "the labels are not predicted measurably better than by chance, so they may belong to "
+        "other rows, or number the classes differently",
     )
 
 
@@ -103,7 +103,7 @@ def decide(n: int, change: Mapping[str, Interval], chance: ChanceTest | None = N
     a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
     five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
     neither side; a missing change is not judged. If ``chance`` found nothing above chance, the
-    changes say nothing either, because a map can always be calibrated to labels of other rows.
+    changes mean nothing, because a map can always be calibrated to labels of other rows.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}

@@ -169,10 +169,10 @@ def markdown(decided: Gate, words: str) -> str:
 
 
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
-    """Return an estimate of the rows needed to decide; None if that is too many to estimate.
+    """Estimate the number of rows needed to decide; None if it is too large to estimate.
 
-    The width of an interval is taken to shrink with the square root of the number of rows. For the
-    calibration error, the interval of its square is used, because that one is symmetric.
+    The width of an interval is assumed to shrink with the square root of the number of rows. For
+    the calibration error, the interval of its square is used, because it is symmetric.
     """
     found, edge = report.gate_interval(metric), limit
     if metric == "calibration_error":

@@ -187,7 +187,7 @@ def _with_segments(
     except DataError as error:
         if wanted is not None:
             raise
-        _log.warning("%r does not hold segments and is left out: %s", _usual(names), error)
+        _log.warning("%r does not contain valid segments and is ignored: %s", _usual(names), error)
         return made._replace(left_out=error)
     return made._replace(segments=segments)
 

@@ -212,7 +212,7 @@ def _rows_into(file: IO[bytes], rows: int) -> Write:
 
 def _single(added: Mapping[str, Array]) -> Iterable[Array]:
     if len(added) != 1:
-        raise DataError("no_columns", f"{', '.join(added)} need a table as the target")
+        raise DataError("no_columns", f"{', '.join(added)} require a table as the target")
     return added.values()
 
 

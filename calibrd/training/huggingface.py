@@ -47,7 +47,7 @@ class ModelInputs:
         self._captured: dict[str, Tensor] = {}
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Capture the batches of this model, and no longer those of another."""
+        """Capture the batches of this model instead of those of any previous one."""
         if model is self._model:
             return
         for hook in self._hooks:

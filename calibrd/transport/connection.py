@@ -64,9 +64,7 @@ class Connection:
         _check_url(found)
         key = _first(api_key, os.environ.get("CALIBRD_API_KEY")) or None
         if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ValueError(
-                "api_key must be printable ASCII without spaces, such as cal_..., but is not"
-            )
+            raise ValueError("api_key must be printable ASCII without spaces, such as cal_...")
         if timeout <= 0 or retry_seconds < 0:
             raise ValueError(
                 "timeout must be above 0 and retry_seconds at least 0, "

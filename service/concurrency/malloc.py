@@ -11,7 +11,7 @@ RETAINED_BLOCK_BYTES, RETAINED_BYTES = 8 << 20, 64 << 20
 
 
 def share_heaps() -> None:
-    """Let all threads share two heaps, because every heap retains memory that was freed."""
+    """Let all threads share two heaps, because every heap retains freed memory."""
     _set(ARENA_MAX, 2)
 
 

@@ -185,9 +185,9 @@ class Executors:
 
     ``inspect`` checks uploads and maps, ``parse`` reads JSON and forms, ``store`` writes parts of
     uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,
-    ``download`` reads blobs for responses, ``query`` makes the database calls of coroutines, and
-    ``merge`` decides steps of runs, which takes up to a minute. The database calls of plain
-    functions stay on the framework's own threads.
+    ``download`` reads blobs for responses, ``session`` looks up dashboard sessions, ``query`` makes
+    the database calls of coroutines, and ``merge`` decides steps of runs, which takes up to a
+    minute. The database calls of plain functions stay on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))
@@ -197,6 +197,9 @@ class Executors:
     apply: FairExecutor = field(default_factory=lambda: FairExecutor("apply", 2, most_waiting=256))
     download: FairExecutor = field(
         default_factory=lambda: FairExecutor("download", 4, most_waiting=2048)
+    )
+    session: FairExecutor = field(
+        default_factory=lambda: FairExecutor("session", 4, most_waiting=256)
     )
     query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))

@@ -352,6 +352,6 @@ def _check_size_of(part: Part, bytes: int) -> None:
 def _differs(part: Part, how: str) -> Conflict:
     return Conflict(
         "part_differs",
-        f"part {part.number} is not as announced: {how}; send that part again",
+        f"part {part.number} does not match its announcement: {how}; send that part again",
         number=part.number,
     )

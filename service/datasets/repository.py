@@ -98,7 +98,7 @@ class Datasets(Repository):
         )
 
     def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
-        """Return the SHA-256 of each existing dataset in ``ids``; None while it is uploaded."""
+        """Return the SHA-256 of each existing dataset in ``ids``; None during an upload."""
         chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
         return {row.id: row.sha256 for row in self.session.execute(chosen)}
 

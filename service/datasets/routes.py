@@ -45,7 +45,7 @@ DeleteAfterFit = Annotated[
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default a setting decides"),
+    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default, `dataset_days`"),
 ]
 
 
@@ -115,7 +115,7 @@ def list_datasets(
     "/{id}", summary="Get a dataset by its id or by sha256:{hash}", response_model=DatasetOut
 )
 def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Return a dataset; while it is uploaded in parts, also list the parts that have arrived."""
+    """Return a dataset; during an upload in parts, also list the parts that have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)

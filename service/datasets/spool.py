@@ -48,7 +48,7 @@ class ArrivingBytes:
                 raise NoSpace(
                     "no_space",
                     f"the incoming bodies of this workspace have {mine} bytes in total, but there "
-                    f"is only room for {room // SHARE_PART}: send fewer at once, or try later",
+                    f"is only room for {room // SHARE_PART}: send fewer, or try again later",
                 )
             self._taken[owner] = mine
 
@@ -189,7 +189,7 @@ def _room() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise NoSpace("no_space", "the disk for uploads is full: try later") from error
+        raise NoSpace("no_space", "the disk for uploads is full: try again later") from error
 
 
 BLOCK = 1 << 18

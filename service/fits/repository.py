@@ -329,7 +329,7 @@ class WorkerRepository(Repository):
         self._execute(delete(workers).where(workers.c.id == id))
 
     def remove_silent(self, id: str, for_seconds: float) -> bool:
-        """Remove a worker that was silent for ``for_seconds``, unless a heartbeat is under way."""
+        """Remove a worker silent for ``for_seconds``, unless a heartbeat is in progress."""
         is_silent = (workers.c.id == id) & (workers.c.seen_at <= now() - for_seconds)
         found = select(workers.c.id).where(is_silent).with_for_update(skip_locked=True)
         return self._execute(delete(workers).where(workers.c.id.in_(found))) == 1

@@ -49,4 +49,7 @@ def file(media_type: str, description: str) -> Answers:
 
 def known_file(media_type: str, description: str) -> Answers:
     """Return the responses of an operation that sends a file unless the caller already has it."""
-    return {**file(media_type, description), 304: {"description": "The caller already has it"}}
+    return {
+        **file(media_type, description),
+        304: {"description": "The caller has the current file"},
+    }

@@ -1,4 +1,4 @@
-"""SQL for chores: periodic tasks that only one worker at a time performs."""
+"""SQL for chores: periodic tasks that only one worker performs at a time."""
 
 from __future__ import annotations
 

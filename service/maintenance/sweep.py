@@ -93,7 +93,7 @@ def sweep(
 def _take_store(database: Database, blobs: Blobs, *, adopt: bool) -> None:
     """Write a new token; raise Conflict if the store has an unknown one.
 
-    Known are the last token of this database and the one before it.
+    A token is known if it is this database's last one or the one before it.
     """
     with database.read() as store:
         ours = store.chores.note(CHORE).split()

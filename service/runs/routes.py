@@ -116,7 +116,7 @@ def get_run(joined: Joined, caller: Caller, run: RunName) -> RunDetailOut:
         return _detailed(store, runs.run_named(store, caller, run))
 
 
-@router.patch("/{run}", summary="Label or archive a run", dependencies=needs(Scope.FIT))
+@router.patch("/{run}", summary="Annotate or archive a run", dependencies=needs(Scope.FIT))
 def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -> RunDetailOut:
     """Change tags and description, or archive the run.
 

@@ -55,7 +55,7 @@ class BlobReader(NamedTuple):
 
 
 class Blobs:
-    """Bytes under keys such as ``ws_1/maps/<sha256>``; writes are atomic.
+    """Store of blobs under keys such as ``ws_1/maps/<sha256>``; writes are atomic.
 
     ``on_damage`` is called with the key of every blob that turns out to be missing or to differ
     from what was written. ``sign_endpoint`` is the address at which clients reach the S3 server,

@@ -178,9 +178,9 @@ class Database:
     def shorten_log(self) -> None:
         """Empty SQLite's write-ahead log if it is too long.
 
-        It cannot be reused while reads overlap without a pause. Most of it is copied while others
-        write. Then writers wait for the reads that have begun: LOG_WAIT seconds, and in proportion
-        longer if the log is.
+        SQLite cannot reuse the log while there is always a read in progress. Most of the log is
+        copied while others write. Writers then wait for the reads in progress, for at most LOG_WAIT
+        seconds, or proportionally longer if the log is longer.
         """
         if not self.is_sqlite or not self.url.database:
             return
@@ -303,7 +303,7 @@ def check_free(folder: Path, part: int = 1) -> None:
     """Raise NoSpace if a folder's disk has less free space than its reserve divided by ``part``."""
     disk = shutil.disk_usage(folder)
     if disk.free < min(RESERVE_BYTES, disk.total // RESERVE_PART) // part:
-        raise NoSpace("no_space", "the disk of the service is full: delete datasets, or try later")
+        raise NoSpace("no_space", "the service's disk is full: delete datasets, or try again later")
 
 
 def share_of_disk(folder: Path) -> int:

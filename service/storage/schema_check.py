@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 def check_schema(database: Database, revision: str) -> None:
-    """Raise Invalid if the schema of a database does not match its revision, the newest one."""
+    """Raise Invalid unless a database at the newest revision has that revision's schema."""
     found = differences(database)
     if not found:
         return

@@ -66,7 +66,7 @@ def test_probabilities_have_features_too() -> None:
         (np.ones((300, 2), int), "bad_features", "must be float16, float32 or float64, got int64"),
         (np.ones((300, 0)), "bad_features", "must have 1 to 16,384 features, got 0"),
         (np.ones((300, MAX_FEATURES + 1), np.float16), "bad_features", "got 16,385"),
-        (np.ones((299, 2)), "features_length", "300 rows but features of 299 rows"),
+        (np.ones((299, 2)), "features_length", "300 rows but features for 299 rows"),
         (np.ma.masked_equal(np.eye(300), 1), "masked", "features must not be masked"),
         ([[1.0], [1.0, 2.0]], "not_an_array", "features cannot be read"),
     ],
@@ -140,7 +140,7 @@ def test_a_map_names_missing_or_unexpected_features() -> None:
         with pytest.raises(DataError, match="fitted on 8 features per row, got 7") as caught:
             call(DATA.logits, features=features[:, 1:])
         assert caught.value.code == "wrong_features"
-        with pytest.raises(DataError, match="300 rows but features of 299") as caught:
+        with pytest.raises(DataError, match="300 rows but features for 299") as caught:
             call(DATA.logits, features=features[1:])
         assert caught.value.code == "features_length"
         with pytest.raises(DataError, match="has no segments") as caught:

@@ -245,7 +245,7 @@ def test_bad_input_is_refused(name: str) -> None:
         with pytest.raises(DataError, match="logits must be"):
             made(name)(torch.zeros(shape), labels, **more)
     for wrong in (CLASSES, -1):
-        with pytest.raises(DataError, match=f"1 are not, the first of them is {wrong}"):
+        with pytest.raises(DataError, match=f"1 are not, the first being {wrong}"):
             made(name)(logits, labels.index_fill(0, torch.tensor(3), wrong), **more)
     with pytest.raises(DataError, match="labels must be a tensor, got list"):
         made(name)(logits, labels.tolist(), **more)

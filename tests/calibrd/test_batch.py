@@ -197,7 +197,7 @@ def test_columns_must_exist_and_be_unused(folder: Path) -> None:
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)
     with pytest.raises(DataError, match="has no columns to choose from"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", columns="logits")
-    with pytest.raises(DataError, match="need a table as the target"):
+    with pytest.raises(DataError, match="require a table as the target"):
         apply_file(FITTED, folder / "in.npy", folder / "o.npy", predictions=True, progress=False)
     assert not [*folder.glob("*o.*")]
 

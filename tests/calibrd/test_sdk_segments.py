@@ -373,13 +373,13 @@ def test_a_column_that_names_no_segments_does_not_stop_a_fit(
         asked = ["fit", str(path), "--out", str(target), "--force", "--method"]
         assert run([*asked, "temperature"]) == 0
         told = capsys.readouterr()
-        assert "warning: 'segment' does not hold segments and is left out" in told.err
+        assert "warning: 'segment' does not contain valid segments and is ignored" in told.err
         assert str(path) in told.err
         assert "segment" not in told.out
         assert run([*asked, "temperature", "--segments-column", "segment"]) == 3
         assert "error: " in capsys.readouterr().err
         assert run([*asked, "segmented"]) == 3
-        assert "'segment' does not hold segments" in capsys.readouterr().err
+        assert "'segment' does not contain valid segments" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", NO_SEGMENTS)

@@ -136,7 +136,7 @@ class Outbox:
             return Recovered()
 
     def plan(self, key: str, plan: SessionPlan) -> None:
-        """Store the plan by which this process or a later one opens a session."""
+        """Store the plan with which this process or a later one opens a session."""
         self._plans[key] = (plan.begun, plan.to_json())
         if self.path.exists():
             with self._opened() as database:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import suppress
 from urllib.parse import quote
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.access.keys import KeyRing
 from service.access.permissions import Principal
 from service.access.sessions import Sessions, form_token
+from service.concurrency.thread_pools import FairExecutor
 from service.errors import ServiceError, Unauthenticated
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.csrf import (
@@ -49,6 +49,7 @@ PUBLIC_UNDER = ("/static/", "/help/")
 BEARER = b"bearer "
 COOKIE = "calibrd_session"
 SESSION = re.compile(rf"(?:^|; ?){COOKIE}=([\w-]{{1,200}})(?=;|$)", re.ASCII)
+MOST_SESSIONS = 1000  # whose owners are remembered
 NO_WEBSOCKETS = 1008  # "policy violation" in RFC 6455
 
 
@@ -69,13 +70,21 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, sessions: Sessions, *, is_loopback: bool
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        sessions: Sessions,
+        threads: FairExecutor,
+        *,
+        is_loopback: bool,
     ) -> None:
         self.app = app
         self._keys = keys
         self._sessions = sessions
+        self._threads = threads
         self._is_loopback = is_loopback
         self._turns = Turns()
+        self._owners: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller, refuse it, or redirect it to the sign-in page."""
@@ -119,18 +128,28 @@ class Guard:
         key = None
         if session is not None:
             await self._take_turn(scope)
-            key = await asyncio.to_thread(self._sessions.key_of, session)
+            key = await self._threads.run(
+                self._owners.get(session) or owner_of(scope), self._sessions.key_of, session
+            )
         if session is None or key is None:
             raise Unauthenticated(
                 "key_required", "send a key in the header: Authorization: Bearer cal_..."
             )
         caller = self._keys.admit(key)
+        self._remember(session, caller)
         check_origin(scope)
         scope["form_token"] = expected = form_token(session)
         sent = header(scope, FORM_HEADER)
         if sent is not None or not is_page(scope["path"]):
             check_form_token(scope, expected, sent)
         return caller
+
+    def _remember(self, session: str, caller: Principal) -> None:
+        """Note the owner of a session, whose next lookup then waits for no one at its address."""
+        self._owners.pop(session, None)
+        self._owners[session] = f"workspace {caller.workspace}"
+        if len(self._owners) > MOST_SESSIONS:
+            del self._owners[next(iter(self._owners))]
 
 
 def needs_caller(scope: Scope) -> bool:

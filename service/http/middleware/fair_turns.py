@@ -24,7 +24,7 @@ def group_of(owner: str) -> str:
 
 
 class RoundRobin(Generic[T]):
-    """Waiting items of many owners: the groups take turns, and in each group its owners.
+    """Waiting items of many owners; groups take turns, and so do the owners within a group.
 
     >>> queue = RoundRobin()
     >>> for owner, item in [("a", 1), ("a", 2), ("address 1", 3), ("address 2", 4)]:

@@ -90,7 +90,7 @@ class Slot:
             self.load.workspace.threads.release()
 
     def answer(self) -> None:
-        """Return the thread for good, because the response begins."""
+        """Return the thread permanently, because the response begins."""
         self._is_answered = True
         self.end_run()
 

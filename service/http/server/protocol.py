@@ -131,7 +131,15 @@ class HttpProtocol(TurnReader):
         """Mark the connection as idle, unless more requests are waiting on it."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
+            self._forget_request()
             self.open_connections.set_idle(self, self._address)
+
+    def _forget_request(self) -> None:
+        """Keep only the owner of a finished request; its target and headers may take 128 kB."""
+        self.cycle.scope = {"principal": self.cycle.scope.get("principal")}  # type: ignore[typeddict-item]
+        if not self._in_head:  # else these already belong to the next request
+            self.scope = self.cycle.scope
+            self.url, self.headers = b"", []
 
     def parse(self, data: bytes) -> None:
         """Parse received bytes; refuse a head that becomes too long."""
@@ -344,7 +352,7 @@ class HttpProtocol(TurnReader):
             self._clock = None
 
     def _on_deadline(self) -> None:
-        """End a connection whose time is over; thousands may end together, so they take turns."""
+        """End a connection whose time is up; thousands may end together, so they take turns."""
         if self.read_turns.has_time:
             self.read_turns.count(REQUEST_SECONDS)
             self._end_late(self._clock)

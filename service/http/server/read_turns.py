@@ -89,7 +89,7 @@ def is_urgent(data: bytes) -> bool:
 class TurnReader(WriteDeadline):
     """A connection that waits for its turn before it parses received data.
 
-    Subclasses override ``parse`` and ``owner``, and may ``slow_down``.
+    Subclasses override ``parse`` and ``owner``, and may call ``slow_down``.
     """
 
     read_turns = ReadTurns()

@@ -86,7 +86,7 @@ class Aliases(Repository):
         return self._all(AliasMove, chosen.order_by(alias_moves.c.revision.desc()).limit(limit))
 
     def version_before(self, there: Alias, limit: int) -> int | None:
-        """Return the version that an alias pointed at before its last move not yet rolled back.
+        """Return the version of an alias before its last move that was not rolled back.
 
         Each rollback cancels the newest earlier move that is not cancelled yet. Only the latest
         ``limit`` moves are searched.

@@ -267,7 +267,9 @@ def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) 
             "get": _operation(
                 f"is{suffix}Ready",
                 f"Check whether {which} can be applied",
-                _answers("It can be applied", ready, {"name": NAME, "ready": True}, *refusals),
+                _answers(
+                    "The version can be applied", ready, {"name": NAME, "ready": True}, *refusals
+                ),
             )
         },
         f"{prefix}/infer": {"post": _infer(suffix, which)},

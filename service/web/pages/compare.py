@@ -36,7 +36,7 @@ SUMMARIES = {
     Verdict.NO_MEASURABLE_CHANGE: "Neither version is measurably better.",
     Verdict.WORSE: "Version {second} is measurably worse than {first}.",
     Verdict.INSUFFICIENT_DATA: "Too few rows to tell.",
-    Verdict.AT_CHANCE: "The labels may not belong to these rows.",
+    Verdict.AT_CHANCE: "The labels may belong to other rows.",
 }
 
 Number = Annotated[int | None, Query(ge=1, lt=2**31)]

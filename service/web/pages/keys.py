@@ -38,7 +38,7 @@ MEANINGS = {
     Scope.PREDICT: "apply maps over HTTP",
     Scope.FIT: "upload datasets, start and cancel fits, register versions, write training runs",
     Scope.PROMOTE: "move aliases, edit tags and descriptions",
-    Scope.ADMIN: "all of the above, manage keys and read metrics",
+    Scope.ADMIN: "all of the above; manage keys and read metrics",
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from helpers.commands import here
 from helpers.hostile.attacks import IS_FULL, Target, target
 from helpers.hostile.bodies import MEGABYTE
+from helpers.hostile.latency import memory
 from helpers.live_service import by_the_clock, wait_until
 from helpers.registration import costly_map, registration, temperature_registration
 
@@ -210,3 +211,15 @@ def test_a_costly_map_takes_few_rows_and_delays_no_other_workspace(tmp_path):
         attacked.service.process.send_signal(signal.SIGTERM)
         attacked.service.process.wait(20)
         assert time.monotonic() - began < 15
+
+
+def test_idle_connections_do_not_keep_their_requests(attacked):
+    request = b"GET /static/predict?%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % (b"a" * 65_000)
+    before = memory(attacked.service.process.pid)
+    with contextlib.ExitStack() as opened:
+        for _ in range(800):
+            made = socket.create_connection(("127.0.0.1", attacked.port), timeout=60)
+            opened.enter_context(made)
+            made.sendall(request)
+            assert made.recv(1000).startswith(b"HTTP/1.1 404")
+        assert memory(attacked.service.process.pid) - before < 50

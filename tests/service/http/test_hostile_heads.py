@@ -98,7 +98,7 @@ def test_websockets_are_closed_on_other_servers() -> None:
     async def nothing(*_: Any) -> Any:
         raise AssertionError("the app was reached")
 
-    guard = Guard(nothing, None, None, is_loopback=True)  # type: ignore[arg-type]
+    guard = Guard(nothing, None, None, None, is_loopback=True)  # type: ignore[arg-type]
     scope = {"type": "websocket", "path": "/", "headers": []}
     asyncio.run(guard(scope, nothing, send))
     assert [one["type"] for one in sent] == ["websocket.close"]

@@ -1,4 +1,4 @@
-"""The first schema"""
+"""Create the first schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of versions, by which their blobs are named, and chores"""
+"""Give versions ids, which name their blobs, and add the table of chores."""
 
 from __future__ import annotations
 

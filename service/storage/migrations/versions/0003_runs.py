@@ -1,4 +1,4 @@
-"""Training runs: their sessions, statistics and steps"""
+"""Add training runs with their sessions, statistics and steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of the dashboard, and a quick way to the fits that run"""
+"""Add the sessions of the dashboard, and an index of running fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many segments the rows of a dataset are of"""
+"""Store the number of segments of each dataset."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Columns and indexes that migrations 0002 to 0004 gained after they were first committed
+"""Add columns and indexes that migrations 0002 to 0004 gained after their first commit.
 
-Databases that were made in between are at a later revision without having them.
+Databases created in between have a later revision but lack them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave all of it: it belongs to the revisions before."""
+    """Do nothing: the columns and indexes belong to earlier revisions."""
 
 
 def _columns(table: str) -> set[str]:

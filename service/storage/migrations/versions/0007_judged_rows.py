@@ -1,4 +1,4 @@
-"""Rows that a version was judged on, and which version of a fit is recommended"""
+"""Store the rows that a version was judged on, and a fit's recommended version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of open uploads, and indexes to count and find without reading whole rows"""
+"""Store the bytes of open uploads, and index columns to avoid reading wide rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index to find the newest session of a run without reading the states of all"""
+"""Index the sessions of a run, to find the newest without reading their states."""
 
 from __future__ import annotations
 

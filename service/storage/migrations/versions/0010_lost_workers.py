@@ -1,4 +1,4 @@
-"""When a fit last lost its worker"""
+"""Store when a fit last lost its worker."""
 
 from __future__ import annotations
 

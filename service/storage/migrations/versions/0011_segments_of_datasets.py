@@ -1,4 +1,4 @@
-"""Segments by their name: a column of datasets, two fields of reports"""
+"""Store the names of segments in datasets and reports."""
 
 from __future__ import annotations
 

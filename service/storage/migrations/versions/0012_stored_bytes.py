@@ -1,4 +1,4 @@
-"""How many bytes the versions of a calibrator and the steps of a run take"""
+"""Store how many bytes the versions of a calibrator and the steps of a run take."""
 
 from __future__ import annotations
 

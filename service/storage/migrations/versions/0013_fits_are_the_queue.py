@@ -1,4 +1,4 @@
-"""Fits are claimed where they are: indexes for it, and no tables of DBOS any more"""
+"""Index fits so that workers can claim their rows, and drop the tables of DBOS."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def downgrade() -> None:
 
 
 def _is_ours(schema: str | None) -> bool:
-    """Whether DBOS has tables here, and no other program's jobs in them."""
+    """Return whether DBOS has tables here that hold no other program's jobs."""
     connection = op.get_bind()
     tables = sa.inspect(connection).get_table_names(schema=schema)
     if not {"dbos_migrations", "workflow_status"} <= set(tables):

@@ -1,4 +1,4 @@
-"""An index to find the sessions of a key: sign-in deletes its oldest ones"""
+"""Index the sessions of a key, whose oldest are deleted at sign-in."""
 
 from __future__ import annotations
 

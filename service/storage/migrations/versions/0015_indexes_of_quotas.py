@@ -1,4 +1,4 @@
-"""Indexes for the bytes that a workspace stores, so that their sum reads no wide rows"""
+"""Index the stored bytes of a workspace, so that their sum reads no wide rows."""
 
 from __future__ import annotations
 

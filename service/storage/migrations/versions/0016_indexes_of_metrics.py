@@ -1,4 +1,4 @@
-"""Indexes for the metrics, which count all fits and runs without reading wide rows"""
+"""Index fits and runs, so that metrics count them without reading wide rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of a dataset: their number per row, their bytes in memory, whether the head is stored"""
+"""Store the number and size of a dataset's features, and whether it has a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexes of spent datasets, for housekeeping, and of the fits of a calibrator"""
+"""Index unneeded datasets for housekeeping, and the fits of a calibrator."""
 
 from __future__ import annotations
 
