@@ -159,3 +159,27 @@ def test_secas_loss_in_loops_over_rows_and_classes() -> None:
             target = float(column == label) + sum(one[column] for one in own) / len(own)
             total -= target * math.log(row[column])
     assert made("seca")(logits, labels).item() == pytest.approx(total / len(p), rel=1e-5)
+
+
+def test_seca_ends_less_confident_than_the_truth_where_classes_overlap() -> None:
+    """The zero of Eq. 12 in expectation: p(x) = (eta(x) + sum of eta_c(x) mu_c) / 2."""
+    counts = torch.tensor([[9, 1, 0], [6, 3, 1], [2, 7, 1], [0, 2, 8]])  # of labels at each of 4 x
+    x, labels = (one.repeat_interleave(counts.ravel()) for one in _grid(*counts.shape))
+    table = torch.zeros(counts.shape, dtype=torch.float64, requires_grad=True)
+    loss = made("seca")
+    steps = torch.optim.SGD([table], lr=4.0)
+    for _ in range(2000):
+        steps.zero_grad()
+        loss(table[x], labels).backward()
+        steps.step()
+    p = torch.softmax(table.detach(), dim=1)
+    eta = counts / counts.sum(dim=1, keepdim=True)
+    means = torch.stack([p[x[labels == one]].mean(dim=0) for one in range(3)])
+    torch.testing.assert_close(p, (eta + eta.double() @ means) / 2, atol=1e-4, rtol=0)
+    assert bool((p.amax(dim=1) < eta.amax(dim=1) - 0.04).all())
+
+
+def _grid(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and column of each cell, row by row."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return row.ravel(), column.ravel()
