@@ -297,8 +297,8 @@ class _Job:
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
         if rows.n < data.n and report.is_at_chance:  # the model itself has seen none of the rows
-            more = data.take(spaced_rows(data.labels))
-            report = report.tested_again(softmax(more.logits), more.labels)
+            more = spaced_rows(data.labels)
+            report = report.tested_again(softmax(data.logits[more]), data.labels[more])
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
         return Judged(fitted, report, judged_rows)
 

@@ -11,12 +11,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -35,6 +35,8 @@ MIN_FREE = 16 << 20
 # timeouts of S3 calls: for a ping, for a map or a list, for a dataset; by default, calls to an
 # unreachable server are retried for three minutes, which is longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -354,6 +356,22 @@ class PendingBlobs:
                 self._blobs.delete(key)
             except ServiceError as error:
                 logger.warning("blob_left_to_sweep", extra={"key": key, "code": error.code})
+
+    @contextmanager
+    def named_in(self, transaction: AbstractContextManager[T]) -> Iterator[T]:
+        """Run the transaction that writes the row; if it fails before its commit, delete the blobs.
+
+        If the commit itself fails, the row may exist, so the blobs stay.
+        """
+        may_be_committed = False
+        try:
+            with transaction as store:
+                yield store
+                may_be_committed = True
+        except BaseException:
+            if not may_be_committed:
+                self.delete()
+            raise
 
     def check(self) -> None:
         """Raise if it is too late for a row to refer to the blobs."""
