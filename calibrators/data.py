@@ -84,7 +84,7 @@ class CalibrationSet:
 
     Logits are float32 or float64; float16 and integers are widened. The logits of a binary model
     may be a single column, (n,) or (n, 1): the logit of class 1, stored as the two columns
-    ``[0, logit]``. Use :meth:`from_probabilities` for probabilities; the kind is never guessed. A
+    ``[0, logit]``. Use ``from_probabilities`` for probabilities; the kind is never guessed. A
     logit may be ``-inf`` unless it is that of the row's label. The logits are shared, not copied,
     and never modified. ``segments`` (n,), if given, names the segment of each row. ``features``
     (n, d), if given, are the input to the model's last layer, and ``head`` is the (weight, bias) of
@@ -140,10 +140,10 @@ class CalibrationSet:
         from the values, provided that all of them are multiples of a decimal step.
 
         Zeros are replaced by positive values. A zero among rounded probabilities stands for a value
-        below half a step (see :class:`calibrators.rounding.Zeros`); rounded rows need to sum to 1
+        below half a step (see ``calibrators.rounding.Zeros``); rounded rows need to sum to 1
         only up to rounding, and are normalised. The labels reveal whether zeros come from lists
         that were cut to their top classes and divided by their sum (see
-        :func:`calibrators.cut_lists.find_cut`). Other zeros are raised to half of the smallest
+        ``calibrators.cut_lists.find_cut``). Other zeros are raised to half of the smallest
         positive value. All changes are counted in ``clipped`` and, if ``warn`` is True, in a
         ClippedProbabilities warning.
 

@@ -54,8 +54,8 @@ NOT_RUN = {
     "text": "what is printed",
     "console": "needs Docker, S3, PostgreSQL or another machine",
     "yaml": "configuration; tests/calibrd/test_command_line_guide.py runs the step for CI",
-    "python lightning": "tests/calibrd/test_training_lightning.py runs it",
-    "python transformers": "tests/calibrd/test_training_huggingface.py runs it",
+    'python title="train_lightning.py"': "tests/calibrd/test_training_lightning.py runs it",
+    'python title="train_transformers.py"': "tests/calibrd/test_training_huggingface.py runs it",
 }
 # first lines of blocks that are run by hand, or that would run these tests
 BY_HAND = ("import ray\n", "make serve ", "make wheel ")
