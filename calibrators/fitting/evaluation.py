@@ -296,7 +296,8 @@ class _Job:
         fitted = fitted.with_info(fitted_on=unordered_fingerprint(fitted_on))
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
-        if rows.n < data.n and report.is_at_chance:  # the model itself has seen none of the rows
+        # the model itself has seen none of the rows; other maps may have put its columns in order
+        if rows.n < data.n and (report.is_at_chance or fitted.keeps_class):
             more = data.take(spaced_rows(data.labels))
             report = report.tested_again(softmax(more.logits), more.labels)
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
