@@ -262,7 +262,7 @@ class _Job:
         context = FitContext(self._device, step, self._cancel)
         fitted = self.recipe.fit_in(data, context)
         if not judged:
-            context.issue_warnings(stacklevel=3)
+            context.issue_warnings()
             self._seconds = context.seconds
         else:
             self._record_warnings(context)
