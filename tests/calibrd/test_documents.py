@@ -46,6 +46,10 @@ EXPECTED_OUTPUT = {
     "docs/how-to/choose-a-method.md": (),
     "docs/how-to/promote.md": ("insufficient_data\nneeds_force", "alias_has_moved\n2 None"),
     "docs/how-to/apply-in-fastapi.md": (),
+    "docs/how-to/apply-with-scikit-learn.md": (
+        "(450, 10) True\nimproved",
+        "digits-sklearn@1 improved",
+    ),
     "docs/how-to/apply-with-onnx.md": ("True\nsha256:",),
     "docs/how-to/apply-with-triton.md": ("the same in JSON: True", "unknown_segments; 1 of 4"),
 }

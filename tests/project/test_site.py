@@ -15,7 +15,9 @@ SKIPPED = {"script", "style", "svg"}
 LITERAL = {"code", "pre"}
 # a fence that is not closed or has an unknown tag, a heading that is not one, a Sphinx role,
 # a link or a table that is not rendered
-MARKUP = re.compile(r"```|~~~|^#{1,6} \w|:(?:meth|class|func|mod|attr|data|ref):|\]\(|^\| .*\|$", re.M)
+MARKUP = re.compile(
+    r"```|~~~|^#{1,6} \w|:(?:meth|class|func|mod|attr|data|ref):|\]\(|^\| .*\|$", re.M
+)
 # code blocks that begin like a page: a fence swallowed the text between two blocks
 PROSE_IN_CODE = re.compile(r"^(?:```|#{2,6} \w)", re.M)
 
@@ -87,3 +89,11 @@ def test_blocks_with_a_title_are_code(site: Path) -> None:
 )
 def test_markup_that_was_once_shown_is_found(html: str) -> None:
     assert shown_markup(html)
+
+
+def test_the_reference_of_the_sdk_shows_results_and_constructors(site: Path) -> None:
+    page = PageText((site / "reference/calibrd.html").read_text())
+    text = page.prose + page.code
+    assert "Flow[" not in text
+    assert "Client(\n    url: str | None = None" in text
+    assert "CalibratedModel(\n    estimator: Any" in text

@@ -95,7 +95,7 @@ class Reporter:
             self._at = Start(opened.step, opened.state)
         elif how == GOES_ON:
             self._warn(
-                "this run already has %d steps and is continued; pass fresh=True to start over",
+                "this run is already at step %d and is continued; pass fresh=True to start over",
                 self._at.step,
             )
         elif how != "begins at":
