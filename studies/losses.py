@@ -1,13 +1,13 @@
 """Every loss of the registry on Fashion-MNIST: error and calibration before and after maps.
 
-    python studies/losses.py [--data PATH] [--explore | --imbalance 10 50] [--quick]
+    python studies/losses.py [--data PATH] [--explore | --imbalance 10 50 | --refcal] [--quick]
 
 30,000 images are for training (balanced, or a long tail of them), 10,000 for fitting TS and SMART
 and for the losses that adapt, 10,000 for choosing settings (--explore), and the 10,000 test images
 for the tables only. The long tail has an imbalance of 100; with --imbalance, only the long tails of
-these imbalances are run. Each finished run is stored in --kept, so that an interrupted study
-resumes; delete the folder to start over. The tables and charts of docs/studies/losses.md are
-written into --out.
+these imbalances are run, and with --refcal only RefCal with several losses on the long tail. Each
+finished run is stored in --kept, so that an interrupted study resumes; delete the folder to start
+over. The tables and charts of docs/studies/losses.md are written into --out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any
 
 from fashion_mnist import divided, load, synthetic
 from kept import Found, put_between, run_all
-from losses_report import CHARTS, against_ce, by_epoch, explored, reliability_chart, tables
+from losses_report import (
+    CHARTS,
+    REFCAL_COLUMNS,
+    against_ce,
+    by_epoch,
+    explored,
+    reliability_chart,
+    tables,
+)
 from losses_training import BALANCED, IMBALANCE, TAIL, Plan, run
 from outsiders import digits, noise
 
@@ -52,6 +60,7 @@ EXPLORED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("selective_risk", {"weight_gradient": True, "warm_up": 1175}),  # five epochs
     ("selective_risk", {"weight_gradient": True, "warm_up": 3525, "smoothing": 0.02}),  # fifteen
 )
+REFCAL_WITH = ("cross_entropy", "label_smoothing", "mmce", "correctness_ranking")
 EXPLORED_SEED = 100  # not a seed of the tables
 SECONDS = 4.0  # per epoch of 30,000 images on one core
 
@@ -68,6 +77,12 @@ def tails(epochs: dict[str, int], seeds: Sequence[int], tasks: Sequence[str]) ->
     """Return the runs of the main losses on long tails, each with its last settings."""
     chosen = {name: SETTINGS.get(name, ({},))[-1] for name in MAIN}
     return [_plan(*one, task, seeds[0], epochs) for task in tasks for one in chosen.items()]
+
+
+def with_refcal(epochs: dict[str, int], seed: int) -> list[Plan]:
+    """Return the runs of several losses on the long tail, each alone and within RefCal."""
+    settings = [one for name in REFCAL_WITH for one in ((name, {}), ("refcal", {"loss": name}))]
+    return [_plan(*one, TAIL, seed, epochs) for one in settings]
 
 
 def _plan(name: str, params: dict[str, Any], task: str, seed: int, epochs: dict[str, int]) -> Plan:
@@ -103,6 +118,9 @@ def arguments() -> argparse.Namespace:
         choices=sorted(IMBALANCE.values()),
         help="only run the long tails of these imbalances",
     )
+    only.add_argument(
+        "--refcal", action="store_true", help="only run RefCal with several losses, long tail"
+    )
     parser.add_argument("--quick", action="store_true", help="smoke test on synthetic images")
     parser.add_argument("--processes", type=int, default=2, help="parallel runs, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-losses"))
@@ -119,6 +137,8 @@ def main() -> None:
     plans = tails(epochs, seeds, chosen) if chosen else planned(epochs, seeds)
     if options.explore:
         plans = exploration(epochs[BALANCED])
+    elif options.refcal:
+        plans = with_refcal(epochs, seeds[0])
     images = (synthetic(900, 1), synthetic(200, 2)) if options.quick else load(options.data)
     sys.stderr.write(
         f"{len(plans)} runs: about {minutes(plans, options.processes):.0f} minutes on idle cores; "
@@ -129,6 +149,8 @@ def main() -> None:
     page = options.out / "losses.md"
     if options.explore:
         shown = {"exploration": explored(found)}
+    elif options.refcal:
+        shown = {"refcal": tables(found, columns=REFCAL_COLUMNS)}
     elif chosen:
         shown = {task: tables(of_task(found, task)) for task in chosen}
     else:

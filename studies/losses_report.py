@@ -30,7 +30,18 @@ COLUMNS = {
     "digits": "OOD AUROC, digits",
     "noise": "OOD AUROC, noise",
 }
-
+# in the form of the fragment of RefCal's appendix
+REFCAL_COLUMNS = {
+    "error": "error",
+    "one_vs_one_auroc": "one-vs-one AUROC",
+    "refinement": "refinement AUROC",
+    "ece": "ECE",
+    "ada_ece": "AdaECE",
+    "classwise_ece": "class-wise ECE",
+    "smece": "smECE",
+    "nll": "NLL",
+    "aurc": "AURC",
+}
 
 # AU as its authors released it, but for their bounds of G
 RELEASED = {

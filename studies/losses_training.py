@@ -58,7 +58,9 @@ def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
     train_on = parts["train"]
     if plan.task != BALANCED:
         train_on = long_tailed(train_on, IMBALANCE[plan.task])
-    loss = make_loss(plan.loss, **dict(plan.params), **sizes(plan.loss, len(train_on.labels)))
+    params = dict(plan.params)
+    inner = params.get("loss", "")  # of RefCal
+    loss = make_loss(plan.loss, **params, **sizes(plan.loss, len(train_on.labels), inner))
     model = network()
     course = _train(plan, model, loss, train_on, parts["validation"])
     logits = {name: predict(model, parts[name].tensor()) for name in parts if name != "train"}
@@ -73,8 +75,11 @@ def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
     }
 
 
-def sizes(loss: str, samples: int) -> dict[str, int]:
-    """Return the sizes that a loss with a memory needs beforehand."""
+def sizes(loss: str, samples: int, inner: str = "") -> dict[str, Any]:
+    """Return the sizes that a loss with a memory, or its ``inner`` loss, needs beforehand."""
+    if inner:
+        needed = sizes(inner, samples)
+        return {"loss_params": needed} if needed else {}
     known = {"correctness_ranking": {"samples": samples}, "online_label_smoothing": {"classes": 10}}
     return known.get(loss, {})
 

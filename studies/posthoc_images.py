@@ -1,6 +1,6 @@
 """Post-hoc methods on a small network of ours: with its features, on corrupted images, long tail.
 
-    python studies/posthoc_images.py [--data PATH] [--quick]
+    python studies/posthoc_images.py [--data PATH] [--severities 5] [--quick]
 
 The network of cnn.py is trained with cross-entropy on 30,000 balanced images of Fashion-MNIST, and
 on a long tail of them. Maps are fitted on 2,000 rows and tested on 8,000: rows of the validation
@@ -246,6 +246,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help=".npz file or folder; see fashion_mnist.load")
     parser.add_argument("--quick", action="store_true", help="smoke test on synthetic images")
+    parser.add_argument("--severities", type=int, nargs="+", default=SEVERITIES, help="1 to 5")
     parser.add_argument("--processes", type=int, default=1, help="parallel runs, one core each")
     parser.add_argument("--kept", type=Path, default=Path("out/study-posthoc-images"))
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
@@ -261,7 +262,7 @@ def main() -> None:
         task: trained(task, parts["train"], options.kept / f"{task}.npz".replace(" ", "-"), epochs)
         for task, epochs in EPOCHS.items()
     }
-    plans = planned(100, (5,)) if options.quick else planned(FIT_ROWS, SEVERITIES)
+    plans = planned(100, (5,)) if options.quick else planned(FIT_ROWS, options.severities)
     found = run_all(plans, run, Trained(parts, networks), options.kept, options.processes)
     whole = [one for one in found if one["plan"]["corruption"] == "none"]
     shifted = [one for one in found if one["plan"]["corruption"] != "none"]

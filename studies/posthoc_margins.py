@@ -36,6 +36,7 @@ TARGET = 0.8
 DRAWS = 1000
 CLASSES = (10, 100)
 SHOWN_CLASSES = 10
+SHOWN_DRAWS = 250  # for a small file
 
 
 def by_margin(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -160,7 +161,9 @@ def indicator_chart() -> dict[str, Any]:
                     "data": {
                         "values": [
                             {"indicator": round(at, 3), "temperature": round(t, 4)}
-                            for at, t in zip(values.tolist(), temperature.tolist(), strict=True)
+                            for at, t in list(
+                                zip(values.tolist(), temperature.tolist(), strict=True)
+                            )[:SHOWN_DRAWS]
                         ]
                     },
                     "mark": {"type": "circle", "size": 6, "color": ACCENT, "opacity": 0.5},

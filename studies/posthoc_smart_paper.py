@@ -25,7 +25,7 @@ from posthoc_report import IN_THE_PAPER, figure_by_set, grouped, paper_table
 WITHOUT_CTS: tuple[Recipe, ...] = tuple((name, {}) for name in IN_THE_PAPER if name != "cts")
 SIGMAS = (0.01, 0.05, 0.1, 0.5, 1.0)
 DELTAS = (0.001, 0.01, 0.1, 1.0)
-SPLITS_OF_A_GRID = 2
+SPLITS_OF_A_GRID = 1
 SPLITS_OF_FIFTHS = SPLITS[:2]
 SPLITS_OF_CTS = 2  # its search takes seconds with many classes
 MOST_NUMBERS_OF_A_DESCENT = 60_000  # logits in a set's fit rows

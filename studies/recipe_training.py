@@ -75,7 +75,9 @@ def run(plan: Plan, parts: Mapping[str, Rows]) -> Found:
     fit, inside = (
         CalibrationSet(logits.pop(name), parts[name].labels) for name in ("calibration", "test")
     )
-    return {"seconds": time.perf_counter() - start, **measured(fit, inside, logits, MAPS), **course}
+    found = measured(fit, inside, logits, MAPS)
+    del found["bins"]  # no table shows them, and the files of the runs are kept in the tree
+    return {"seconds": time.perf_counter() - start, **found, **course}
 
 
 def _unseen(parts: Mapping[str, Rows]) -> list[str]:

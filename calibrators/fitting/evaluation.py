@@ -298,8 +298,8 @@ class _Job:
         report = self._report(rows, probabilities, words, fitted, folds)
         # the model itself has seen none of the rows; other maps may have put its columns in order
         if rows.n < data.n and (report.is_at_chance or fitted.keeps_class):
-            more = data.take(spaced_rows(data.labels))
-            report = report.tested_again(softmax(more.logits), more.labels)
+            more = spaced_rows(data.labels)
+            report = report.tested_again(softmax(data.logits[more]), data.labels[more])
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
         return Judged(fitted, report, judged_rows)
 

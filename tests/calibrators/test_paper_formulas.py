@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from helpers.loss_batches import CLASSES, batch, made
 from helpers.samples import draw
 
+from calibrators.losses.selective_risk import confidence_score
 from calibrators.methods._smart_features import Indicator, indicate
 from calibrators.methods.smart import Smart
 from calibrators.methods.temperature import TemperatureMap
@@ -130,3 +131,55 @@ def test_gradients_of_both_focal_losses_in_p(name: str, sign: int, gamma: float)
     base = 1 + sign * p
     slope = -(base**gamma) / p - sign * gamma * base ** (gamma - 1) * p.log()
     torch.testing.assert_close(logits.grad[:, 0], slope * p * (1 - p))
+
+
+@pytest.mark.parametrize("score", ["msp", "neg_entropy", "margin"])
+def test_the_confidence_scores_of_aus_appendix_table_1(score: str) -> None:
+    logits, _, _ = batch()
+    found = confidence_score(torch.log_softmax(logits, dim=1), score)
+    for row, value in zip(torch.softmax(logits, dim=1).tolist(), found.tolist(), strict=True):
+        second, first = sorted(row)[-2:]
+        expected = {
+            "msp": first,
+            "neg_entropy": sum(one * math.log(one) for one in row),
+            "margin": first - second,
+        }[score]
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+def test_secas_loss_in_loops_over_rows_and_classes() -> None:
+    """SECA, Eq. 4 to 7: the target of a row is its one-hot label plus the mean of its class."""
+    logits, labels, _ = batch()
+    p = torch.softmax(logits, dim=1).tolist()
+    known = labels.tolist()
+    total = 0.0
+    for row, label in zip(p, known, strict=True):
+        own = [other for other, its in zip(p, known, strict=True) if its == label]
+        for column in range(CLASSES):
+            target = float(column == label) + sum(one[column] for one in own) / len(own)
+            total -= target * math.log(row[column])
+    assert made("seca")(logits, labels).item() == pytest.approx(total / len(p), rel=1e-5)
+
+
+def test_seca_ends_less_confident_than_the_truth_where_classes_overlap() -> None:
+    """The zero of Eq. 12 in expectation: p(x) = (eta(x) + sum of eta_c(x) mu_c) / 2."""
+    counts = torch.tensor([[9, 1, 0], [6, 3, 1], [2, 7, 1], [0, 2, 8]])  # of labels at each of 4 x
+    x, labels = (one.repeat_interleave(counts.ravel()) for one in _grid(*counts.shape))
+    table = torch.zeros(counts.shape, dtype=torch.float64, requires_grad=True)
+    loss = made("seca")
+    steps = torch.optim.SGD([table], lr=4.0)
+    for _ in range(2000):
+        steps.zero_grad()
+        loss(table[x], labels).backward()
+        steps.step()
+    p = torch.softmax(table.detach(), dim=1)
+    eta = counts / counts.sum(dim=1, keepdim=True)
+    means = torch.stack([p[x[labels == one]].mean(dim=0) for one in range(3)])
+    torch.testing.assert_close(p, (eta + eta.double() @ means) / 2, atol=1e-4, rtol=0)
+    assert bool((p.amax(dim=1) < eta.amax(dim=1) - 0.04).all())
+
+
+def _grid(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and column of each cell, row by row."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return row.ravel(), column.ravel()

@@ -98,3 +98,16 @@ def test_the_smoothed_distribution_is_equation_21() -> None:
     for at, value in zip(confidence, found, strict=True):
         expected = np.mean([1 / (1 + np.exp(-(at - one) / 0.1)) for one in confidence])
         assert value == pytest.approx(expected)
+
+
+def test_quick_study_of_batches_shows_every_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = importlib.import_module("batches")
+    monkeypatch.setattr(study, "SIZES", (64, 256))
+    words = ["batches.py", "--quick", "--processes", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*words, "--kept", str(tmp_path / "kept")])
+    study.main()
+    page = (tmp_path / "epochs.md").read_text()
+    for size in (64, 256):
+        assert f"\n| {size} | {100 * 0.9 ** (size - 1):.1f} % |" in page

@@ -89,6 +89,20 @@ def test_only_the_requested_long_tails_are_run(
     assert tasks == {"long tail 10", "long tail 50"}
 
 
+def test_only_losses_alone_and_within_refcal_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = importlib.import_module("losses")
+    monkeypatch.setattr(study, "REFCAL_WITH", ("correctness_ranking",))
+    words = ["losses.py", "--quick", "--refcal", "--processes", "1"]
+    places = ["--out", str(tmp_path), "--kept", str(tmp_path / "kept")]
+    monkeypatch.setattr(sys, "argv", [*words, *places])
+    study.main()
+    page = (tmp_path / "losses.md").read_text()
+    assert page.count("\n| correctness_ranking |") == len(TABLES)
+    assert page.count("\n| refcal (loss correctness_ranking) |") == len(TABLES)
+
+
 def test_outsiders_are_images_of_the_same_shape() -> None:
     outsiders = importlib.import_module("outsiders")
     for images in (outsiders.digits(), outsiders.noise()):

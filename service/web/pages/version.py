@@ -99,6 +99,7 @@ def annotate_version(
     """Change tags and description; the other fields of a version never change."""
     tags = read_tags(form.text("tags"))
     description = form.text("description")
+    joined.quota.check_notes(joined.database, caller.workspace, tags, description)
     with joined.database.write() as store:
         there = versions.find(store, caller, name, number)
         if form.text("seen") != notes_digest(there):
