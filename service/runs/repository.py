@@ -214,6 +214,8 @@ class RunSteps(Repository):
             run_statistics.c.session == key.number,
             run_statistics.c.step == step,
         )
+        # first, so that two workers do not subtract the same bytes from the run
+        self.session.execute(select(runs.c.id).where(runs.c.id == key.run).with_for_update())
         content = run_statistics.c.statistics
         chosen = select(run_statistics.c.rank, func.length(content), run_statistics.c.claimed)
         found = self.session.execute(chosen.where(mine, content.is_not(None)).limit(limit)).all()

@@ -41,7 +41,7 @@ class WorkerPace:
 
 
 class Housekeeping:
-    """The background threads of a worker: heartbeats, housekeeping, and merging of run steps."""
+    """The background threads of a worker: heartbeats, housekeeping, and the steps of runs."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Housekeeping:
             self._thread("heartbeat", self.beat, pace.heartbeat),
             self._thread("housekeeping", self.keep_house, pace.housekeeping),
             self._thread("merging", self.decide_steps, pace.merging),
+            self._thread("releasing", self.release_statistics, pace.merging),
         ]
 
     def start(self) -> None:
@@ -113,13 +114,15 @@ class Housekeeping:
                 store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
-        """Begin to decide the run steps that are due; delete statistics that have been merged."""
-        with self._database.read() as store:  # only read, as there is nearly always nothing to do
-            is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
+        """Begin to decide the run steps that are due."""
+        with self._database.read() as store:  # the cheapest query: there is nearly always nothing
+            is_due = store.run_steps.due(None, 1)
         if is_due:
             self._merges.start_due()
-        if is_merged:
-            release_merged(self._database)
+
+    def release_statistics(self) -> None:
+        """Delete statistics that have been merged."""
+        release_merged(self._database)
 
     def keep_house(self) -> None:
         """Delete expired rows and datasets, requeue orphaned fits, and sweep."""

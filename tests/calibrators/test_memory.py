@@ -23,8 +23,10 @@ LEAST = 50 * MEGABYTE
 QUICK: dict[str, dict[str, Any]] = {
     "auto": {"candidates": ("spline",), "folds": 2},
     "beta": {"tolerance": 1e-2},
+    "cts": {"sweeps": 1},
     "dirichlet": {"tolerance": 1e-2},
     "feature_clipping": {"thresholds": 2},
+    "grouping": {"steps": 3},
     "matrix": {"tolerance": 1e-2},
     "smart": {"steps": 2},
     "vector": {"tolerance": 1e-2},

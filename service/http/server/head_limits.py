@@ -12,6 +12,7 @@ MAX_TARGET_BYTES = 1 << 13
 MAX_PATH_BYTES = 1024  # far longer than any valid path
 MAX_PARAMETERS = 200
 MAX_PIPELINED = 2
+MAX_PIPELINED_HEAD = 8192  # bytes
 
 
 def malformed() -> Malformed:

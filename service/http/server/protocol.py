@@ -21,6 +21,7 @@ from service.http.server.head_limits import (
     MAX_PARAMETERS,
     MAX_PATH_BYTES,
     MAX_PIPELINED,
+    MAX_PIPELINED_HEAD,
     MAX_TARGET_BYTES,
     MAX_VALUE_BYTES,
 )
@@ -74,6 +75,11 @@ class HttpProtocol(TurnReader):
         """Whether the next bytes belong to a body that the app is reading."""
         cycle = self.cycle
         return cycle is not None and cycle.more_body and not cycle.response_complete
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the response to an earlier request is not complete yet."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def owner(self) -> str:
@@ -138,9 +144,12 @@ class HttpProtocol(TurnReader):
         scope: Any = self.cycle.scope
         self.cycle.body = bytearray()
         self.cycle.scope = {name: scope.get(name) for name in ("principal", "client")}  # type: ignore[assignment]
-        if not self._in_head:  # else these already belong to the next request
-            self.scope = self.cycle.scope
-            self.url, self.headers = b"", []
+        if not self._in_head:  # else the head is already that of the next request
+            self._forget_head()
+
+    def _forget_head(self) -> None:
+        self.scope = self.cycle.scope
+        self.url, self.headers = b"", []
 
     def parse(self, data: bytes) -> None:
         """Parse received bytes; refuse a head that becomes too long."""
@@ -237,7 +246,9 @@ class HttpProtocol(TurnReader):
                 self._stop(refusals.no_websockets())
             self._is_downgraded = True  # see _unsupported_upgrade_warning
             return
-        if len(self.pipeline) >= MAX_PIPELINED:
+        size = len(self.url) + self._header_bytes
+        is_long = size > MAX_PIPELINED_HEAD and self.is_answering
+        if is_long or len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusals.too_many_pipelined())
         super().on_headers_complete()
         self._in_head = False
@@ -299,7 +310,8 @@ class HttpProtocol(TurnReader):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser rejected."""
-        self._refuse(self._refusal or refusals.malformed())
+        error, self._refusal = self._refusal, None  # its traceback holds the bytes being parsed
+        self._refuse(error or refusals.malformed())
 
     def _refuse(self, error: Exception) -> None:
         """Send an error and close the connection.
@@ -313,6 +325,7 @@ class HttpProtocol(TurnReader):
         if cycle is not None and not cycle.response_complete:
             if self._in_head and not self.pipeline:
                 cycle.keep_alive = False  # the previous request still gets its response
+                self._forget_head()  # it may take long to be read
                 return
             if self._in_head or self.pipeline or cycle.response_started:
                 self.pipeline.clear()

@@ -214,12 +214,14 @@ def test_a_costly_map_takes_few_rows_and_delays_no_other_workspace(tmp_path):
 
 
 def test_idle_connections_do_not_keep_their_requests(attacked):
-    request = b"GET /static/predict?%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % (b"a" * 65_000)
+    request = b"GET /v1/calibrators/a@1/predict?%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % (
+        b"a" * 65_000
+    )
     before = memory(attacked.service.process.pid)
     with contextlib.ExitStack() as opened:
         for _ in range(800):
             made = socket.create_connection(("127.0.0.1", attacked.port), timeout=60)
             opened.enter_context(made)
             made.sendall(request)
-            assert made.recv(1000).startswith(b"HTTP/1.1 404")
+            assert made.recv(1000).startswith(b"HTTP/1.1 401")
         assert memory(attacked.service.process.pid) - before < 50

@@ -256,6 +256,14 @@ def test_a_long_row_in_the_query_of_predict_is_taken(line: socket.socket) -> Non
     assert line.recv(12) != b"HTTP/1.1 414"
 
 
+@pytest.mark.parametrize(("length", "responses"), [(100, 2), (7000, 1)])
+def test_long_heads_are_not_pipelined(line: socket.socket, length: int, responses: int) -> None:
+    value = b"a" * length
+    head = b"GET /echo HTTP/1.1\r\nHost: x\r\nX: %b\r\nY: %b\r\n" % (value, value)
+    line.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" + head + b"Connection: close\r\n\r\n")
+    assert everything(line).count(b"HTTP/1.1 200") == responses
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("connection", [b"Upgrade, HTTP2-Settings", b"Upgrade, close"])
 def test_an_upgrade_to_http_2_keeps_its_body(

@@ -113,6 +113,7 @@ def test_a_cancelled_fit_that_does_not_come_back_does_not_keep_its_worker(
 def test_a_store_that_never_responds_does_not_block_a_worker(
     place: Place, worker: subprocess.Popen[bytes]
 ) -> None:
+    place.dataset()  # else the store would seem to be another one, which is empty
     dataset = place.dataset()
     key = dataset_key(place.workspace, dataset.id, dataset.sha256 or "")
     file = Path(unquote(urlsplit(place.settings.blobs).path)) / key
