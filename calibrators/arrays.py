@@ -67,7 +67,8 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     if array.dtype.kind not in "iub":
         raise DataError(
             "labels_not_integers",
-            f"labels must be integers (class indices 0..{classes - 1}), got {array.dtype}",
+            f"labels must be integers (class indices 0..{classes - 1}), got {array.dtype}"
+            f"{_remedy(array)}",
         )
     rule = f"labels must lie in 0..{classes - 1}"
     outside = (array < 0) | (array >= classes)
@@ -76,8 +77,19 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
         rule += f", got {least} to {most}"
         if (least, most) == (1, classes):
             rule += " (labels start at 1: subtract 1)"
+        elif classes == 2 and (array[outside] == -1).all():
+            rule += " (for labels of -1 and 1 pass (labels > 0).astype(int))"
     reject_rows(outside, "label_out_of_range", rule)
     return array.astype(np.int64)
+
+
+def _remedy(labels: NDArray[Any]) -> str:
+    """Return how to turn labels of another type into integers; empty if that is not obvious."""
+    if labels.dtype.kind in "UOST":
+        return ": for class names pass np.searchsorted(model.classes_, labels)"
+    if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
+        return ": pass labels.astype(int)"
+    return ""
 
 
 def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -24,8 +24,8 @@ from calibrators.data import (
     as_logits,
     log_probabilities,
     two_columns,
+    warn_if_applied_to_probabilities,
     warn_if_clipped,
-    warn_if_probabilities,
 )
 from calibrators.errors import (
     ClippedProbabilities,
@@ -48,9 +48,7 @@ if TYPE_CHECKING:
     from calibrators.export.onnx import Builder
 
 FALLBACK = "temperature"
-
-# fewer rows of logits may look like probabilities by chance
-ROWS_TO_JUDGE = 20
+LONGEST_REPR = 300
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,6 +80,22 @@ class CalibrationMap(ABC):
     rounding: float = 0.0
     ratio: float = 0.0
     kept: int = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # dataclasses would add one that shows all numbers
+            cls.__repr__ = CalibrationMap.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return the map with its numbers, and with the shapes of its arrays."""
+        shown = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name == "fit_info" or (one.default is not MISSING and value == one.default):
+                continue
+            text = f"<array {value.shape}>" if isinstance(value, np.ndarray) else f"{value!r}"
+            shown.append(f"{one.name}={text if len(text) <= LONGEST_REPR else '...'}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         if not (0 <= self.rounding <= 0.5 and 0 <= self.floor <= 0.5) or (
@@ -118,12 +132,12 @@ class CalibrationMap(ABC):
         ``values`` must be of the kind that the map was fitted on. Rows sum to 1, and float32 input
         gives float32 output. A binary map takes (n,), (n, 1) or (n, 2) and returns (n, 2).
         ``segments`` (n,) names the segment of each row, if the map has segments. ``features``
-        (n, d) are required if the map has features. Warns if there are 20 or more rows of logits
-        and all of them look like probabilities.
+        (n, d) are required if the map has features. Warns if all rows of logits look like
+        probabilities.
         """
         logits = self._logits_of(values)
-        if self.kind == "logits" and len(logits) >= ROWS_TO_JUDGE:
-            warn_if_probabilities(logits, stacklevel=3)
+        if self.kind == "logits":
+            warn_if_applied_to_probabilities(logits)
         return self.apply_logits(logits, segments, features)
 
     def apply_logits(
@@ -245,7 +259,7 @@ class CalibrationMap(ABC):
 
     def _logits_of(self, values: ArrayLike) -> Floats:
         logits, clipped = self.read(values)
-        warn_if_clipped(clipped, stacklevel=4)
+        warn_if_clipped(clipped)
         return logits
 
     def _check_classes(self, rows: Floats, values: ArrayLike) -> None:

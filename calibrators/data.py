@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -20,7 +19,12 @@ from calibrators.arrays import (
     row_maxima,
 )
 from calibrators.cut_lists import find_cut
-from calibrators.errors import ClippedProbabilities, DataError, LooksLikeProbabilities
+from calibrators.errors import (
+    ClippedProbabilities,
+    DataError,
+    LooksLikeProbabilities,
+    warn_user,
+)
 from calibrators.features import Features, Head, checked_features
 from calibrators.numerics.parallel import Floats, row_blocks
 from calibrators.rounding import Zeros, step_of
@@ -30,6 +34,10 @@ Kind = Literal["logits", "probabilities"]
 HeadLike = Head | tuple[ArrayLike, ArrayLike | None] | None
 
 SUM_TOLERANCE = 1e-3
+EXACT_TOLERANCE = 1e-5
+# fewer rows of logits may look like probabilities by chance
+ROWS_TO_JUDGE = 20
+SINGLES_TO_JUDGE = 100
 EXACT = Zeros()
 
 
@@ -66,7 +74,10 @@ class Clipped(NamedTuple):
         if self.normalised:
             parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
         if self.zeros.rounding:
-            parts.append(f"the probabilities are assumed to be rounded to {self.zeros.rounding:g}")
+            parts.append(
+                f"all probabilities are multiples of {self.zeros.rounding:g}, so they are taken "
+                "for rounded ones, and votes that were counted, as in a forest, are treated alike"
+            )
         if self.zeros.ratio:
             kept = self.zeros.kept
             parts.append(f"the rows are assumed to be lists cut to at most {kept} classes")
@@ -84,7 +95,7 @@ class CalibrationSet:
 
     Logits are float32 or float64; float16 and integers are widened. The logits of a binary model
     may be a single column, (n,) or (n, 1): the logit of class 1, stored as the two columns
-    ``[0, logit]``. Use :meth:`from_probabilities` for probabilities; the kind is never guessed. A
+    ``[0, logit]``. Use ``from_probabilities`` for probabilities; the kind is never guessed. A
     logit may be ``-inf`` unless it is that of the row's label. The logits are shared, not copied,
     and never modified. ``segments`` (n,), if given, names the segment of each row. ``features``
     (n, d), if given, are the input to the model's last layer, and ``head`` is the (weight, bias) of
@@ -119,7 +130,7 @@ class CalibrationSet:
         array = as_floats(logits, "logits")
         self._check_in(as_logits(array), labels, segments, "logits")
         self._check_features_in(features, head)
-        warn_if_probabilities(array, stacklevel=3)
+        warn_if_probabilities(array)
 
     @classmethod
     def from_probabilities(
@@ -140,10 +151,10 @@ class CalibrationSet:
         from the values, provided that all of them are multiples of a decimal step.
 
         Zeros are replaced by positive values. A zero among rounded probabilities stands for a value
-        below half a step (see :class:`calibrators.rounding.Zeros`); rounded rows need to sum to 1
+        below half a step (see ``calibrators.rounding.Zeros``); rounded rows need to sum to 1
         only up to rounding, and are normalised. The labels reveal whether zeros come from lists
         that were cut to their top classes and divided by their sum (see
-        :func:`calibrators.cut_lists.find_cut`). Other zeros are raised to half of the smallest
+        ``calibrators.cut_lists.find_cut``). Other zeros are raised to half of the smallest
         positive value. All changes are counted in ``clipped`` and, if ``warn`` is True, in a
         ClippedProbabilities warning.
 
@@ -163,7 +174,7 @@ class CalibrationSet:
         object.__setattr__(new, "source", Source(array))
         new._check_features_in(features, head)
         if warn:
-            warn_if_clipped(clipped, stacklevel=3)
+            warn_if_clipped(clipped)
         return new
 
     def _check_in(
@@ -227,12 +238,23 @@ class CalibrationSet:
         return np.asarray(self.row_max - self.logits[np.arange(self.n), self.labels])
 
     @property
+    def is_surely_probabilities(self) -> bool:
+        """Whether rows of logits sum to 1, too many of them for that to be chance."""
+        return (
+            self.n >= ROWS_TO_JUDGE and not self.is_single and self.probabilities_note is not None
+        )
+
+    @property
     def probabilities_note(self) -> str | None:
         """The warning that the logits look like probabilities; None if they do not."""
         if self.kind != "logits":
             return None
-        is_single = self.k == 2 and not self.logits[:, 0].any() and self.logits[:, 1].any()
-        return probabilities_note(self.logits[:, 1:] if is_single else self.logits)
+        return probabilities_note(self.logits[:, 1:] if self.is_single else self.logits)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the logits were given as a single column, that of class 1."""
+        return is_single_column(self.logits)
 
     def with_logits(self, logits: Floats) -> CalibrationSet:
         """Return a set with the same labels and other logits (n, k), which are checked."""
@@ -379,16 +401,43 @@ def _filled_logs(array: Floats, zeros: Zeros, off: Floats) -> tuple[Floats, Clip
     return logs, Clipped(raised, int(np.count_nonzero(off > SUM_TOLERANCE)), zeros)
 
 
-def warn_if_clipped(clipped: Clipped | None, *, stacklevel: int) -> None:
+def warn_if_clipped(clipped: Clipped | None) -> None:
     """Warn if zeros were raised or rows were normalised."""
     if clipped is not None and (clipped.raised or clipped.normalised):
-        warnings.warn(str(clipped), ClippedProbabilities, stacklevel=stacklevel + 1)
+        warn_user(str(clipped), ClippedProbabilities)
 
 
-def warn_if_probabilities(logits: Floats, *, stacklevel: int) -> None:
+def warn_if_probabilities(logits: Floats) -> None:
     """Warn if logits, (n, k) or (n, 1), look like probabilities."""
     if note := probabilities_note(logits):
-        warnings.warn(note, LooksLikeProbabilities, stacklevel=stacklevel)
+        warn_user(note, LooksLikeProbabilities)
+
+
+def warn_if_applied_to_probabilities(logits: Floats) -> None:
+    """Warn if logits (n, k) that a map is applied to look like probabilities.
+
+    Few rows could do so by chance if they only had to sum to 1 within rounding, or if they were
+    single numbers.
+    """
+    if logits[0].min() < 0 or logits[0].max() > 1:  # nearly all calls end here
+        return
+    rows, is_single = len(logits), is_single_column(logits)
+    if rows < (SINGLES_TO_JUDGE if is_single else ROWS_TO_JUDGE):
+        if is_single or not ((logits > 0) & (logits < 1)).any():
+            return
+        if (np.abs(logits.sum(axis=1, dtype=np.float64) - 1) > EXACT_TOLERANCE).any():
+            return
+    if (rule := _broken_rule(logits[:, 1:] if is_single else logits)) is not None:
+        warn_user(
+            f"every row {rule}, but this map was fitted on logits: pass the model's outputs before "
+            "the softmax, or fit a map on probabilities",
+            LooksLikeProbabilities,
+        )
+
+
+def is_single_column(logits: Floats) -> bool:
+    """Return whether logits (n, k) were made from a single column, the logit of class 1."""
+    return bool(logits.shape[1] == 2 and not logits[:, 0].any() and logits[:, 1].any())
 
 
 def probabilities_note(logits: Floats) -> str | None:
@@ -396,6 +445,18 @@ def probabilities_note(logits: Floats) -> str | None:
 
     Every value must lie in [0, 1], and rows must sum to 1 within rounding unless k is 1.
     """
+    rule = _broken_rule(logits)
+    if rule is None:
+        return None
+    return (
+        f"every row of logits {rule}: if these are probabilities, "
+        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
+        "in the file 'probabilities'"
+    )
+
+
+def _broken_rule(logits: Floats) -> str | None:
+    """Return what shows that logits, (n, k) or (n, 1), are probabilities, or None."""
     is_single = logits.shape[1] == 1
     step = 4096
     for start in range(0, len(logits), step):
@@ -405,9 +466,4 @@ def probabilities_note(logits: Floats) -> str | None:
         sums = block.sum(axis=1, dtype=np.float64)
         if not is_single and (np.abs(sums - 1) > SUM_TOLERANCE).any():
             return None
-    rule = "is a single number" if is_single else "sums to 1"
-    return (
-        f"every row of logits lies in [0, 1] and {rule}: if these are probabilities, "
-        'pass kind="probabilities", use CalibrationSet.from_probabilities, or name the array '
-        "in the file 'probabilities'"
-    )
+    return f"lies in [0, 1] and {'is a single number' if is_single else 'sums to 1'}"

@@ -38,6 +38,16 @@ def status_of(code: str, unknown: int) -> int:
     return unknown if row is None or row.status is None else row.status
 
 
+def title_of(code: str) -> str:
+    """Return what a code means in a few words: the same for every occurrence (RFC 9457).
+
+    >>> title_of("nan"), title_of("im_a_teapot")
+    ('The logits contain NaN', 'Im a teapot')
+    """
+    row = ERROR_CODES.get(code)
+    return code.replace("_", " ").capitalize() if row is None else row.meaning.removesuffix(".")
+
+
 # one row per line, sorted by code
 # fmt: off
 ERROR_CODES: dict[str, ErrorCode] = {
@@ -101,6 +111,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "bad_zip": ErrorCode(400, "The npz cannot be read.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
     "blob_corrupt": ErrorCode(500, "Stored bytes of the service are damaged.", "the operator can run python -m service doctor; client.upload replaces a damaged dataset", page="Start a new fit and upload the data again."),
     "blob_missing": ErrorCode(500, "Stored bytes of the service are missing.", "the operator can run python -m service doctor; client.upload replaces a lost dataset", page="Start a new fit and upload the data again."),
+    "blob_store_differs": ErrorCode(409, "The blob store is not the one that belongs to the database.", "use the same --database-url and --blobs-url everywhere; `calibrd migrate --adopt` joins the two"),
     "blobs_unavailable": ErrorCode(503, "The service cannot reach its blob store."),
     "body_timeout": ErrorCode(408, "The body did not arrive in time.", "if the connection is slow, upload in smaller parts: Client(..., part_bytes=1 << 20)", page="If the connection is slow, use the calibrd client: it uploads in parts and resumes after an interruption."),
     "body_too_large": ErrorCode(413, "The body is larger than the service accepts.", "use fewer rows, which may be enough for a fit, or ask the operator to raise the limit", page="Send fewer rows, or float16 values; npz files are far smaller than CSV files."),
@@ -118,7 +129,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "cut_off": ErrorCode(None, "The file ends too early."),
     "damaged": ErrorCode(None, "The file is damaged."),
     "database_busy": ErrorCode(503, "The service's database is overloaded."),
-    "database_damaged": ErrorCode(500, "The database file is damaged."),
+    "database_damaged": ErrorCode(503, "The database file is damaged.", "the operator can run `calibrd doctor`, which says what is damaged and how to repair it", page="Tell the operator of the service."),
     "database_unavailable": ErrorCode(503, "The service cannot reach its database."),
     "dataset_complete": ErrorCode(409, "The dataset is complete and takes no more parts."),
     "dataset_gone": ErrorCode(404, "The dataset was deleted before the fit could read it.", "call fit(name, logits, labels) again: it uploads the dataset", command="run the same command again: it uploads the rows", page="Start a new fit and upload the data again."),
@@ -162,7 +173,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "key_required": ErrorCode(401, "The request has no key, and the service requires one.", "pass api_key=, or set CALIBRD_API_KEY", command="set CALIBRD_API_KEY, or pass --api-key", page="Sign in again: the session has ended."),
     "label_on_minus_infinity": ErrorCode(422, "A label points at a logit of -inf.", page="Leave these rows out, or find out why the model produced them."),
     "label_out_of_range": ErrorCode(422, "A label is below 0, or not below the number of columns.", "labels start at 0: subtract 1 if yours start at 1, and pass a column for every class", page="Labels start at 0: subtract 1 if yours start at 1, and make sure that there is a column for every class."),
-    "labels_not_integers": ErrorCode(422, "Labels must be class indices.", "use labels.astype(int) if all values are integers", page="Convert the labels: labels.astype('int64')."),
+    "labels_not_integers": ErrorCode(422, "Labels must be class indices.", "use labels.astype(int) if all values are integers, or np.searchsorted(model.classes_, labels) for names", page="Convert the labels: labels.astype('int64')."),
     "last_admin_key": ErrorCode(409, "Without this key nobody could manage the keys of the workspace over HTTP.", "create another key with the admin scope first"),
     "length_mismatch": ErrorCode(422, "The number of labels differs from the number of rows.", page="Make sure that both come from the same rows, in the same order."),
     "logits_or_probabilities": ErrorCode(422, "There must be logits or probabilities, but not both.", page="Name the arrays: np.savez('data.npz', logits=logits, labels=labels), or probabilities= in place of logits=."),
@@ -192,6 +203,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "needs_force": ErrorCode(409, "The version was judged worse, at chance or on too few rows, was not judged, loses accuracy, or takes different input from the previous one.", "client.report(ref) says why; promote(..., force=True, reason='...') promotes it anyway", command="`calibrd report NAME@NUMBER` says why; `calibrd promote NAME NUMBER --force --reason WHY` promotes it anyway"),
     "newer_backup": ErrorCode(422, "The backup has a schema that this version does not support."),
     "newer_database": ErrorCode(422, "The database has a revision that this version does not support."),
+    "no_blobs_url": ErrorCode(422, "With PostgreSQL, the URL of the blob store must be set.", "set CALIBRD_BLOBS_URL"),
     "no_body_yet": ErrorCode(422, "An upload in parts must be opened without a body."),
     "no_columns": ErrorCode(None, "The file, or the target, has no columns."),
     "no_common_rows": ErrorCode(409, "The versions cannot be compared on the rows that they were judged on."),
@@ -210,7 +222,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "no_keys": ErrorCode(422, "Until there is a key, the service listens on loopback addresses only."),
     "no_labels": ErrorCode(422, "There are no labels.", page="Name the arrays: np.savez('data.npz', logits=logits, labels=labels), or probabilities= in place of logits=. In CSV, call one column label."),
     "no_minimum": ErrorCode(None, "The solver found no minimum on the simplex."),
-    "no_onnx": ErrorCode(404, "The version has no ONNX form.", "client.load(ref) applies it without ONNX"),
+    "no_onnx": ErrorCode(404, "The version has no ONNX form.", "client.load(ref) applies it without ONNX; calibrators.export.onnx.export(client.load(ref).map) writes it"),
     "no_presigned_uploads": ErrorCode(409, "The service stores its bytes in a folder: parts must be sent through the service."),
     "no_report": ErrorCode(404, "The version was registered without a report."),
     "no_root": ErrorCode(None, "The solver found no root of the derivative between its bounds."),

@@ -25,12 +25,15 @@ Every error and every warning has a stable ``code`` for programs and a message f
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import ClassVar
 
 from calibrators.error_codes import hint_of
 
 LONGEST_MESSAGE = 2000
 LONGEST_SHOWN = 80
+PACKAGES = ("calibrators", "calibrd")
 
 
 def shown(text: str) -> str:
@@ -163,3 +166,11 @@ class UnknownSegments(CalibrationWarning):
     """Some rows are in segments unknown to a map; they get the calibration for all rows."""
 
     code = "unknown_segments"
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Issue a warning that points at the caller's line outside these packages."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in PACKAGES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -30,7 +30,7 @@ class Zeros(NamedTuple):
     half of that step. The cumulative distribution of these values is assumed to be proportional to
     ``p^a``, with the ``a`` that yields the mean ``floor``. ``ratio`` is positive for lists cut to
     their ``kept`` largest values: a zero is then replaced by ``ratio`` times the smallest value
-    kept in its row (see :mod:`calibrators.cut_lists`).
+    kept in its row (see ``calibrators.cut_lists``).
     """
 
     floor: float = 0.0

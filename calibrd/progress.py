@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Self
@@ -11,12 +12,12 @@ from calibrd.terminal import printable
 
 
 class ProgressBar:
-    """A tqdm bar, or a no-op if ``shown`` is false."""
+    """A tqdm bar; a no-op if ``shown`` is false, or outside of terminals and notebooks."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
         self._lock = threading.Lock()  # parts are sent by several threads
-        if shown:
+        if shown and (_is_terminal() or _is_notebook()):
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=total, desc=words, **options)
@@ -67,6 +68,17 @@ class FitProgress(ProgressBar):
         if fit.status == "queued":
             facts["status"] = "waiting for a worker"
         self.reach(self.TICKS if fit.status == "succeeded" else round(done), **facts)
+
+
+def _is_terminal() -> bool:
+    """Return whether stderr is a terminal: in files, every update would be a line."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _is_notebook() -> bool:
+    """Return whether this is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
 
 
 def _count(progress: Mapping[str, Any], name: str, default: int) -> int:

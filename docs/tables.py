@@ -25,6 +25,7 @@ from calibrd.api import Calls
 from calibrd.cli import server
 from calibrd.cli.arguments import command_parser
 from service.app import create_app
+from service.cli.arguments import command_parser as server_parser
 from service.datasets.formats import all_codecs
 from service.settings import PREFIX, Settings
 
@@ -114,14 +115,18 @@ def commands() -> str:
     rows = []
     for name, summary, parser in _commands():
         words = [str(one.metavar) for one in parser._actions if not one.option_strings]
-        flags = names(one for one in _flags(parser) if one not in common)
-        own = "same as the server" if name in server.COMMANDS else flags
-        rows.append((f"`{' '.join(['calibrd', name, *words])}`", summary, own))
+        actions = _server_actions(name) if name in server.COMMANDS else parser._actions
+        flags = [one.option_strings[0] for one in actions if one.option_strings]
+        own = names(one for one in flags if name in server.COMMANDS or one not in common)
+        if name in server.COMMANDS:
+            words = [one.metavar or one.dest.upper() for one in actions if not one.option_strings]
+            own = ", ".join(filter(None, (own, "[settings](settings.md)")))
+        rows.append((f"`{' '.join(['calibrd', name, *map(str, words)])}`", summary, own))
     return table(("command", "does", "flags"), rows)
 
 
 def command_options() -> str:
-    """List the arguments of each command, and finally those of every command."""
+    """List the arguments of each command, and finally those of every command but the server's."""
     parser = command_parser()
     common = _flags(parser)
     parts = []
@@ -129,9 +134,20 @@ def command_options() -> str:
         if name not in server.COMMANDS:
             own = [action for action in one._actions if not {*action.option_strings} & {*common}]
             parts.append(f"### `calibrd {name}`\n\n{_options(own)}")
+    for name in server.COMMANDS:
+        if own := _server_actions(name):
+            parts.append(f"### `calibrd {name}`\n\n{_options(own)}")
     shared = [action for action in parser._actions if action.option_strings]
-    parts.append(f"### Every command\n\n{_options(shared)}")
+    parts.append(f"### Every command but the server's\n\n{_options(shared)}")
     return "\n" + "\n".join(parts)
+
+
+def _server_actions(name: str) -> list[argparse.Action]:
+    """Return the arguments of a command of the server, without the settings."""
+    (verbs,) = [one for one in server_parser()._actions if isinstance(one.choices, dict)]
+    assert isinstance(verbs.choices, dict)  # noqa: S101
+    left_out = {"help", *Settings.model_fields}
+    return [one for one in verbs.choices[name]._actions if one.dest not in left_out]
 
 
 def _commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
@@ -147,10 +163,12 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 def _options(actions: Iterable[argparse.Action]) -> str:
     rows = []
     for one in actions:
-        value = one.metavar or (
-            "|".join(map(str, one.choices)) if one.choices else one.dest.upper()
+        value = str(
+            one.metavar or ("|".join(map(str, one.choices)) if one.choices else one.dest.upper())
         )
-        words = [", ".join(one.option_strings), "" if one.nargs == 0 else str(value)]
+        if "|" in value:  # which would need a backslash in a table
+            value = f"{{{value.replace('|', ',')}}}"
+        words = [", ".join(one.option_strings), "" if one.nargs == 0 else value]
         rows.append((f"`{' '.join(filter(None, words))}`", one.help))
     return table(("argument", "meaning"), rows)
 

@@ -14,7 +14,8 @@ ServiceError
 ├── Unsupported        a format that the service does not read
 ├── NotAcceptable      the response is not available in the requested format
 ├── Unavailable        a part of the service is down; try again
-│   └── NoSpace        there is no room to write
+│   ├── NoSpace        there is no room to write
+│   └── DatabaseDamaged  the file of the embedded database is damaged
 ├── Unusable           a stored map that does not yield valid probabilities
 └── Damaged            stored bytes are missing or differ from what was written
     ├── BlobMissing
@@ -104,6 +105,10 @@ class Unavailable(ServiceError):
 
 class NoSpace(Unavailable):
     """There is no room to write; reads still work."""
+
+
+class DatabaseDamaged(Unavailable):
+    """The file of the embedded database is damaged; what does not touch the damage still works."""
 
 
 class Unusable(ServiceError):

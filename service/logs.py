@@ -76,6 +76,26 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     )
 
 
+# the fields that modules of this service add to events of the standard library's loggers
+EXTRA_FIELDS = ("code", "error", "from", "key", "reason", "to")
+
+
+class PlainFormatter(logging.Formatter):
+    """Events and their fields on one line, for commands that do not configure logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line.
+
+        >>> record = logging.LogRecord("a", 30, "a.py", 1, "blob_store_unavailable", (), None)
+        >>> record.error = "password=hunter2"
+        >>> PlainFormatter().format(record)
+        'blob_store_unavailable error=password=[redacted]'
+        """
+        fields = ((name, getattr(record, name, None)) for name in EXTRA_FIELDS)
+        shown = [f"{name}={value}" for name, value in fields if value not in (None, "")]
+        return redact(" ".join([super().format(record), *shown]))
+
+
 _ORIGIN: list[Processor] = [
     structlog.stdlib.add_logger_name,
     structlog.processors.add_log_level,
@@ -95,7 +115,7 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
             ),
         ]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_ORIGIN,
+        foreign_pre_chain=[*_ORIGIN, structlog.stdlib.ExtraAdder(EXTRA_FIELDS)],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,

@@ -47,9 +47,9 @@ class Settings(BaseSettings):
     workers: int = Field(1, ge=0, le=64)
     """Worker processes that `serve` starts alongside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Minimum level of log events."""
+    """Minimum level of log events: debug, info, warning or error."""
     log_format: Literal["auto", "json", "console"] = "auto"
-    """One JSON object per line, or readable text; auto is text on a terminal, JSON elsewhere."""
+    """json (an object per line), console (text), or auto: console on a terminal, json elsewhere."""
     max_upload_bytes: int = Field(4096 * MEGABYTE, ge=1024)
     """Largest dataset, both as sent and uncompressed."""
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)

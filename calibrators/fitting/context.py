@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
 from collections.abc import Callable
 from typing import Protocol
 
-from calibrators.errors import CalibrationWarning, FitCancelled, FitError
+from calibrators.errors import CalibrationWarning, FitCancelled, FitError, warn_user
 
 
 class ProgressCallback(Protocol):
@@ -86,10 +85,10 @@ class FitContext:
         """Record a warning for the map's ``fit_info``; ``Calibrator.fit`` issues it at the end."""
         self.warned.append((category, message))
 
-    def issue_warnings(self, stacklevel: int = 2) -> None:
+    def issue_warnings(self) -> None:
         """Issue the recorded warnings as Python warnings."""
         for category, message in self.warned:
-            warnings.warn(message, category, stacklevel=stacklevel + 1)
+            warn_user(message, category)
 
     @property
     def warnings(self) -> list[dict[str, str]]:

@@ -262,7 +262,7 @@ class _Job:
         context = FitContext(self._device, step, self._cancel)
         fitted = self.recipe.fit_in(data, context)
         if not judged:
-            context.issue_warnings(stacklevel=3)
+            context.issue_warnings()
             self._seconds = context.seconds
         else:
             self._record_warnings(context)
@@ -296,9 +296,10 @@ class _Job:
         fitted = fitted.with_info(fitted_on=unordered_fingerprint(fitted_on))
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
-        if rows.n < data.n and report.is_at_chance:  # the model itself has seen none of the rows
-            more = data.take(spaced_rows(data.labels))
-            report = report.tested_again(softmax(more.logits), more.labels)
+        # the model itself has seen none of the rows; other maps may have put its columns in order
+        if rows.n < data.n and (report.is_at_chance or fitted.keeps_class):
+            more = spaced_rows(data.labels)
+            report = report.tested_again(softmax(data.logits[more]), data.labels[more])
         judged_rows = JudgedRows.of(data, index, probabilities, fitted_on=fitted_on, folds=folds)
         return Judged(fitted, report, judged_rows)
 

@@ -145,7 +145,7 @@ def basis(terms: Floats, nodes: Floats) -> Floats:
 
 
 def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Return the columns and the values of the non-zero weights in :func:`basis`, (2 t, n) each.
+    """Return the columns and the values of the non-zero weights in ``basis``, (2 t, n) each.
 
     >>> node_weights(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]]))[0].tolist()
     [[0, 1], [1, 2]]

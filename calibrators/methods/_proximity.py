@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.numerics.parallel import Floats
+from calibrators.numerics.parallel import Floats, row_blocks
 
 BLOCK_NUMBERS = 1 << 20
 
@@ -21,13 +21,12 @@ def unit_rows(features: Floats) -> Floats:
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     out = np.empty(features.shape, np.float32)
-    step = max(1, BLOCK_NUMBERS // max(1, features.shape[1]))
-    for start in range(0, len(features), step):
-        wide = np.asarray(features[start : start + step], np.float64)
+    for rows in row_blocks(*features.shape):
+        wide = np.asarray(features[rows], np.float64)
         largest = np.abs(wide).max(axis=1, keepdims=True)
         wide = wide / np.where(largest > 0, largest, 1)  # avoid overflow and underflow of squares
         norms = np.linalg.norm(wide, axis=1, keepdims=True)
-        out[start : start + step] = wide / np.maximum(norms, 1)  # 0 only in rows of zeros
+        out[rows] = wide / np.maximum(norms, 1)  # 0 only in rows of zeros
     return out
 
 

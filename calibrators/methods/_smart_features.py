@@ -65,7 +65,7 @@ def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
 
 
 def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float) -> str:
-    """Add :func:`sorted_gaps` to an ONNX graph; return the output's name."""
+    """Add ``sorted_gaps`` to an ONNX graph; return the output's name."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     top = graph.add("TopK", wide, graph.constant([count + 1], np.int64), axis=1)
     axis = graph.constant([1], np.int64)
@@ -80,7 +80,7 @@ def onnx_sorted_gaps(graph: Builder, logits: str, count: int, temperature: float
 
 
 def onnx_indicator(name: Indicator, graph: Builder, logits: str, temperature: float) -> str:
-    """Add :func:`indicate` to an ONNX graph; return the output's name."""
+    """Add ``indicate`` to an ONNX graph; return the output's name."""
     wide = graph.add("Cast", logits, to=DOUBLE)
     scaled = graph.add("Div", wide, graph.constant(temperature, np.float64))
     axis = graph.constant([1], np.int64)

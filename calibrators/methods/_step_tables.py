@@ -95,7 +95,7 @@ def _is_low(values: Floats) -> bool:
 
 
 def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bool = False) -> str:
-    """Add :func:`count_below` to an ONNX graph; return the name of the counts, int64 (n, c).
+    """Add ``count_below`` to an ONNX graph; return the name of the counts, int64 (n, c).
 
     It is an unrolled binary search with log2(t) comparisons and no array larger than the input.
     """

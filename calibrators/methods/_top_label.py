@@ -106,7 +106,7 @@ class OnnxOthers(NamedTuple):
 
 
 def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> OnnxOthers:
-    """Add the tensors of :class:`OnnxOthers` for ``logits / temperature`` to an ONNX graph."""
+    """Add the tensors of ``OnnxOthers`` for ``logits / temperature`` to an ONNX graph."""
     axis = graph.constant([1], np.int64)
     largest = graph.add("ReduceMax", logits, axis, keepdims=1)
     inverse = graph.constant(1 / temperature)

@@ -11,7 +11,14 @@ from annotated_types import Ge, Gt, Le
 
 from calibrators.base import CalibrationMap, Calibrator
 from calibrators.data import CalibrationSet
-from calibrators.errors import OutOfTime, ParameterError, SmallSample, shown
+from calibrators.errors import (
+    BoundarySolution,
+    CalibrationWarning,
+    OutOfTime,
+    ParameterError,
+    SmallSample,
+    shown,
+)
 from calibrators.fitting.context import FitContext
 from calibrators.methods._after_temperature import AfterTemperature, fallback_reason
 from calibrators.methods._cross_validation import BASE, Contest, Trial, steps
@@ -90,15 +97,18 @@ class Auto(Calibrator):
         return folds + max(one.memory_bytes(n, k) for one in recipes.values())
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        scaled = TemperatureScaling().fit_in(data, context.inner())
+        inner = context.inner()
+        scaled = TemperatureScaling().fit_in(data, inner)
         assert isinstance(scaled, TemperatureMap)  # noqa: S101
         reason = fallback_reason(scaled)
+        category = inner.warned[-1][0] if inner.warned else BoundarySolution
         if data.n < FEW_ROWS:
+            category = SmallSample
             reason = f"{data.n} rows are too few for another method"
         recipes = self._recipes()
         total = steps(recipes, self.folds)
         if reason is not None:
-            fitted: CalibrationMap = _with_prior(data, reason, context)
+            fitted: CalibrationMap = _with_prior(data, reason, category, context)
             context.step(total, total)
             return self._with_choice(fitted, reason, {}, [])
         if len(recipes) == 1:
@@ -222,7 +232,9 @@ def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[
     return [{"method": "segmented", "why": why}]
 
 
-def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> TemperatureMap:
+def _with_prior(
+    data: CalibrationSet, reason: str, category: type[CalibrationWarning], context: FitContext
+) -> TemperatureMap:
     """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), the fallback of ``auto``."""
 
     def penalised(beta: float) -> float:
@@ -230,6 +242,6 @@ def _with_prior(data: CalibrationSet, reason: str, context: FitContext) -> Tempe
         return data.n * mean_nll(data, beta) + 0.5 * (math.log(beta) / PRIOR_DEVIATION) ** 2
 
     beta, _ = minimise_on_grid(penalised, 1.0, octaves=16)
-    context.warn(SmallSample, f"{reason}: temperature scaling with a prior around T = 1 is used")
+    context.warn(category, f"{reason}: temperature scaling with a prior around T = 1 is used")
     info = {"objective": "nll", "device": "cpu", "at_bound": False, "prior": PRIOR_DEVIATION}
     return TemperatureMap(k=data.k, kind=data.kind, temperature=1 / beta, fit_info=info)

@@ -187,7 +187,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     """Replace each class's probability with the frequency of the class among rows in the same bin.
 
     Let ``p = softmax(z / T)`` with the T of temperature scaling. Each class has its own bins of
-    p_k, built as in :class:`Histogram`. f_k is the share of label k in the bin, and the new
+    p_k, built as in ``Histogram``. f_k is the share of label k in the bin, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. The predicted class may change.
 
     With ``smoothing``, the value of a bin with m rows, of which s have label k, is

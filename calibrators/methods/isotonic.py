@@ -180,9 +180,9 @@ class IsotonicOneVsRest(OneVsRestCalibrator[list[RisingFunction]]):
     Let ``p = softmax(z / T)`` with the T of temperature scaling. f_k minimises
     ``sum_i (f_k(p_ik) - [y_i = k])^2`` among all non-decreasing functions, and the new
     probabilities are ``f_k(p_k) / sum_j f_j(p_j)``. Ties, interpolation and ends are treated as in
-    :class:`Isotonic`. The predicted class may change.
+    ``Isotonic``. The predicted class may change.
 
-    As in :class:`Isotonic`, ``smoothing`` prevents a possible label from getting probability 0. For
+    As in ``Isotonic``, ``smoothing`` prevents a possible label from getting probability 0. For
     class k, a row with label k and weight ``smoothing / K`` is added at the lowest probability, and
     a row with another label and weight ``smoothing (1 - 1/K)`` at the highest, as if the label of
     the added weight were equally likely to be any of the K classes. A class that never occurs gets

@@ -108,7 +108,8 @@ class ProCalMap(FeatureMap):
     @property
     def row_cost(self) -> int:
         """Approximate number of values computed per row in addition to its logits."""
-        return self.references.size // 8 + 4 * self.neighbours * self.feature_count
+        searched = len(self.references) + self.references.size // 8
+        return searched + 4 * self.neighbours * self.feature_count
 
     def proximity(self, features: Floats) -> Floats:
         """Return ``exp(-d)`` (n,), where d is the mean distance to a row's nearest references."""

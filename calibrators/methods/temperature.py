@@ -233,7 +233,10 @@ def _why_infinite(data: CalibrationSet) -> str:
     excess = pull - mean_gaps(data)  # the slope of each row's NLL at 1/T = 0
     worst = int(excess.argmax())
     if excess.sum() - excess[worst] >= 0:
-        return "the logits predict the labels no better than chance, so the best T is infinite"
+        return (
+            "the logits predict the labels no better than chance (do they belong to the same rows, "
+            "with the same class numbers?), so the best T is infinite"
+        )
     return (
         f"row {worst} outweighs all others together (check it: the logit of its label is "
         f"{pull[worst]:.3g} below its largest), so the best T is infinite"

@@ -64,7 +64,8 @@ class BinTable:
     @property
     def accuracy(self) -> Floats:
         """Share of correct predictions in each bin; NaN for an empty bin."""
-        return ratio(self.correct_sum, self.count)
+        # rows that bins share are split in proportion, which may round to 1 + 1e-16
+        return np.clip(ratio(self.correct_sum, self.count), 0, 1)
 
     @property
     def gap(self) -> Floats:

@@ -31,7 +31,8 @@ class ChanceTest:
     permuted labels would give: the sum over classes of the frequency among the predictions times
     the frequency among the labels. 99 % of all permutations reach at least ``accuracy_limit``.
     ``reordered_accuracy`` is the accuracy if the columns are put into the order that fits the
-    labels of every second row, on the other rows. It is None unless that is far better.
+    labels of every second row, on the other rows. It is None unless that is far better, overall or
+    for the classes in ``reordered_classes``, which is empty if all classes are concerned.
     """
 
     rows: int
@@ -41,6 +42,7 @@ class ChanceTest:
     accuracy_by_chance: float
     accuracy_limit: float
     reordered_accuracy: float | None
+    reordered_classes: tuple[int, ...] = ()
 
     @property
     def is_above_chance(self) -> bool:
@@ -53,7 +55,7 @@ class ChanceTest:
 
         The labels then depend on the probabilities, so they may even be ranked better than by
         chance. However, fewer predictions are correct than by chance, or many more would be correct
-        if the columns were reordered.
+        if the columns, or those of some classes, were reordered.
         """
         return self.accuracy < self.accuracy_limit or self.reordered_accuracy is not None
 
@@ -100,6 +102,7 @@ def chance_test_of(data: Checked) -> ChanceTest | None:
     predicted = _predictions(data, rows)
     shares = np.bincount(predicted, minlength=data.classes)[present] / n
     by_chance, deviation = _permuted_accuracy(shares, counts / n, n)
+    reordered, moved = _reordered(predicted, data.labels[rows])
     return ChanceTest(
         rows=n,
         auroc=0.5 + float((own - (n + 1) / 2).sum()) / pairs,
@@ -107,7 +110,8 @@ def chance_test_of(data: Checked) -> ChanceTest | None:
         accuracy=float(data.correct[rows].mean()),
         accuracy_by_chance=by_chance,
         accuracy_limit=by_chance - NormalDist().inv_cdf(LEVEL) * deviation,
-        reordered_accuracy=_reordered_accuracy(predicted, data.labels[rows]),
+        reordered_accuracy=reordered,
+        reordered_classes=moved,
     )
 
 
@@ -129,22 +133,83 @@ def spaced_rows(labels: Integers) -> Integers:
     return np.linspace(0, labels.size - 1, most).astype(np.intp)
 
 
-def _reordered_accuracy(predicted: Integers, labels: Integers) -> float | None:
-    """Return the accuracy in a better order of the classes, or None if no order is far better.
+def _reordered(predicted: Integers, labels: Integers) -> tuple[float | None, tuple[int, ...]]:
+    """Return the accuracy in a far better order of the classes, and the classes that move in it.
 
-    The order is found on every second row and judged on the others, so it cannot fit noise there.
-    It is far better if its accuracy exceeds chance by clearly more than twice as much as the
-    accuracy in the given order does.
+    The accuracy is None if no order is far better, and the classes are empty if it is far better
+    overall. The order is found on every second row and judged on the others, so it cannot fit noise
+    there. It is far better if its accuracy exceeds chance by clearly more than twice as much as the
+    accuracy in the given order does. If it is not, the same is tested for its cycles.
     """
     order = _best_order(predicted[::2], labels[::2])
     found, true = predicted[1::2], labels[1::2]
-    renumbered = np.array([order.get(one, -1) for one in found.tolist()])
-    n = true.size
-    excess = _excess(found, true)
-    reordered = _excess(renumbered, true)
-    right = int((renumbered == true).sum())
-    doubt = SIGMAS * math.sqrt(int((found == true).sum()) + right) / n
-    return right / n if reordered > 2 * max(excess, 0.0) + doubt else None
+    renumbered = _renumbered(found, order)
+    if _is_far_better(_excess(renumbered, true), _excess(found, true), renumbered, found, true):
+        return float((renumbered == true).mean()), ()
+    moved = {
+        one: label
+        for cycle in _cycles(order)
+        if all(_is_permuted(predicted[half::2], labels[half::2], cycle) for half in (0, 1))
+        for one, label in cycle.items()
+    }
+    if not moved:
+        return None, ()
+    renumbered = _renumbered(found, {one: moved.get(one, one) for one in np.unique(found).tolist()})
+    return float((renumbered == true).mean()), tuple(sorted(moved))
+
+
+def _is_far_better(
+    reordered: float, given: float, renumbered: Integers, found: Integers, true: Integers
+) -> bool:
+    """Return whether one accuracy, or its excess, is clearly more than twice another."""
+    hits = int((found == true).sum()) + int((renumbered == true).sum())
+    return reordered > 2 * max(given, 0.0) + SIGMAS * math.sqrt(hits) / true.size
+
+
+def _is_permuted(predicted: Integers, labels: Integers, cycle: dict[int, int]) -> bool:
+    """Return whether the labels of a cycle of classes are those of the next class.
+
+    For every column of the cycle, the next class must be the label more than twice as often as the
+    class itself, and clearly so for all columns together. Neither shifted priors nor a model that
+    prefers some classes can cause this: both multiply the counts of a row or a column of the
+    confusion matrix, and the product of the ratios along a cycle stays the same. That product
+    exceeds 1 only if the model confuses the classes of the cycle more than it separates them.
+    """
+    chosen = np.isin(predicted, [*cycle])
+    found, true = predicted[chosen], labels[chosen]
+    if not found.size:
+        return False
+    renumbered = _renumbered(found, cycle)
+    for one in cycle:
+        here = found == one
+        if (renumbered[here] == true[here]).sum() <= 2 * (true[here] == one).sum():
+            return False
+    shares = float((renumbered == true).mean()), float((found == true).mean())
+    return _is_far_better(*shares, renumbered, found, true)
+
+
+def _cycles(order: dict[int, int]) -> list[dict[int, int]]:
+    """Return the parts of an order that permute at least two classes among themselves.
+
+    >>> _cycles({0: 1, 1: 0, 2: 2, 3: 4, 4: 5})
+    [{0: 1, 1: 0}]
+    """
+    cycles, seen = [], set()
+    for start in order:
+        path: dict[int, int] = {}
+        one = start
+        while one in order and one not in seen:
+            seen.add(one)
+            path[one] = order[one]
+            one = order[one]
+        if one == start and len(path) > 1:
+            cycles.append(path)
+    return cycles
+
+
+def _renumbered(predicted: Integers, order: dict[int, int]) -> Integers:
+    """Return the predictions with their classes renumbered; -1 for classes without a number."""
+    return np.array([order.get(one, -1) for one in predicted.tolist()], dtype=np.int64)
 
 
 def _best_order(predicted: Integers, labels: Integers) -> dict[int, int]:

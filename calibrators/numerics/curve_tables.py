@@ -45,7 +45,7 @@ class Nodes:
 
 
 class CurveTable(NamedTuple):
-    """The curves of n scaled rows, for :class:`confidence_curves.TabulatedCurve`.
+    """The curves of n scaled rows, for ``confidence_curves.TabulatedCurve``.
 
     ``values`` (2 nodes + 2, n) in float32 holds r at every node, dr/dlog(beta) at every node, and
     the second derivative at the first and the last node. ``margin`` (n,) is in float64. ``correct``

@@ -154,14 +154,21 @@ class Report(Measurement):
         return self.chance is not None and not self.chance.is_above_chance
 
     def tested_again(self, probabilities: ArrayLike, labels: ArrayLike) -> Report:
-        """Return the report with a second test against chance if it is at chance so far.
+        """Return the report with a second test against chance, on more rows.
 
-        The probabilities must be the model's own if the rows include some that the map was fitted
-        on.
+        If the report is at chance so far, the clearer test counts. If it is not, the second test
+        counts only if it finds classes whose columns are permuted. The probabilities must be the
+        model's own if the rows include some that the map was fitted on.
         """
-        if self.chance is None or self.chance.is_above_chance:
+        if self.chance is None:
             return self
-        chance = _clearer(self.chance, chance_test(probabilities, labels))
+        again = chance_test(probabilities, labels)
+        if not self.chance.is_above_chance:
+            chance = _clearer(self.chance, again)
+        elif again is not None and again.reordered_classes:
+            chance = again
+        else:
+            return self
         judged = self.verdict is not None
         verdict = decide(self.n, self.change, chance) if judged else None
         return replace(self, chance=chance, verdict=verdict)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from calibrators.metrics import Interval, NoiseFloor
     from calibrators.report.report import Report
 
+MOST_LISTED = 10
+
 
 def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
     """Return the conventions of a report by subject, with a few sentences for each.
@@ -179,8 +181,9 @@ def chance_warning(report: Report) -> str:
     if test.is_misnumbered:
         other = test.reordered_accuracy
         better = "" if other is None else f", {100 * other:.1f} % if the columns are reordered"
+        which = _listed(test.reordered_classes)
         return (
-            "the columns seem to be in a different order from the classes of the labels "
+            f"the columns{which} seem to be in a different order from the classes of the labels "
             f"(over {test.rows:,} rows, {100 * test.accuracy:.1f} % are correct, "
             f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels{better})"
         )
@@ -190,6 +193,20 @@ def chance_warning(report: Report) -> str:
         f"{test.limit:.3f}; {100 * test.accuracy:.1f} % are correct, "
         f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels)"
     )
+
+
+def _listed(classes: tuple[int, ...]) -> str:
+    """Return classes for a sentence; empty if there are none.
+
+    >>> _listed((3, 5))
+    ' of the classes 3 and 5'
+    """
+    if not classes:
+        return ""
+    names = [str(one) for one in classes[:MOST_LISTED]]
+    if len(classes) > MOST_LISTED:
+        names.append(f"{len(classes) - MOST_LISTED:,} more")
+    return f" of the classes {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _warnings(report: Report) -> list[str]:

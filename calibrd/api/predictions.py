@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators import DataError, Report
 from calibrators.data import Kind
-from calibrators.errors import UnknownSegments
+from calibrators.errors import UnknownSegments, warn_user
 from calibrators.features import as_features
 from calibrators.segments import Segments
 from calibrd.api.base import ApiBase
@@ -23,7 +23,7 @@ from calibrd.io.calibration_sets import as_segments, names_of
 from calibrd.io.payload import NPZ, Payload, npz, pack_dataset
 from calibrd.models import Version
 from calibrd.transport.connection import drop_none
-from calibrd.transport.flows import Flow, Response, Together, Work, call, warn_user
+from calibrd.transport.flows import Flow, Response, Together, Work, call
 from calibrd.transport.response_bodies import MAX_BYTES, MEGABYTE
 from calibrd.transport.responses import array_of, document_of, header_of, member_of, report_of
 

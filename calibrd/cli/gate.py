@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrators import CalibrationSet, Report, evaluate
 from calibrators.comparison.judged_rows import unordered_fingerprint
+from calibrators.errors import LooksLikeProbabilities
 from calibrators.methods.identity import IdentityMap
 from calibrators.methods.segmented import SegmentedMap
 from calibrators.metrics import Interval
@@ -106,7 +108,20 @@ def gate(context: CommandContext) -> int:
     flags = context.flags
     limits = _limits(flags)
     rows = context.set_file(flags.data)
-    data = rows.checked()
+    with warnings.catch_warnings():  # the error says more
+        warnings.simplefilter("ignore", LooksLikeProbabilities)
+        data = rows.checked()
+    if data.is_surely_probabilities:
+        raise CommandError(
+            "looks_like_probabilities",
+            f"{flags.data} holds probabilities, not logits: every row lies in [0, 1] and sums to "
+            "1, so nothing was decided",
+            "store the outputs before the softmax, which is what a map of logits takes; for a map "
+            "of probabilities, name the array in an npz 'probabilities', or pass --kind "
+            "probabilities for a table",
+        )
+    if data.probabilities_note is not None:
+        context.output.note(f"warning: {data.probabilities_note}")
     used = context.map(confirmed=True)
     rows.for_segments(isinstance(used.fitted, SegmentedMap))
     check_same_kind(used.fitted, data, Path(flags.data))

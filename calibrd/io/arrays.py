@@ -238,5 +238,9 @@ def _nested(name: str) -> DataError:
 def _not_numbers(example: Any, name: str, what: str = "text") -> DataError:
     got = f"got {what} such as {getattr(example, 'item', lambda: example)()!r}"
     if name == "labels":
-        return DataError("labels_not_integers", f"labels must be class indices 0..k-1, {got}")
+        remedy = ": for class names pass np.searchsorted(model.classes_, labels)"
+        return DataError(
+            "labels_not_integers",
+            f"labels must be class indices 0..k-1, {got}{remedy if what == 'text' else ''}",
+        )
     return DataError("bad_type", f"{name} must be numbers, {got}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import warnings
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from calibrators import CalibrationMap, archive
-from calibrators.errors import UnknownSegments
+from calibrators.errors import UnknownSegments, warn_user
 from calibrators.numerics.parallel import Floats
 from calibrators.segments import Segments
 from calibrd.api.references import Reference
@@ -111,7 +110,7 @@ class LocalMap:
         named = Segments.of(as_segments(segments), most=None)
         found = fitted.apply(values, named, vectors)
         if note := fitted.unknown_note(named):
-            warnings.warn(note, UnknownSegments, stacklevel=2)
+            warn_user(note, UnknownSegments)
         return found
 
     def transform(self, values: Any, segments: Any = None, features: Any = None) -> Floats:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,11 +132,3 @@ def _signature(flow: Callable[..., Any]) -> inspect.Signature:
     found = inspect.signature(flow)
     result = str(found.return_annotation).removeprefix("Flow[").removesuffix("]")
     return found.replace(return_annotation=result)
-
-
-def warn_user(message: str, category: type[Warning]) -> None:
-    """Issue a warning that points at the caller's line outside this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == "calibrd":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)

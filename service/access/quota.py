@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from service.errors import TooLarge
-from service.storage.database import check_free, share_of_disk
+from service.storage.database import Database, check_free, share_of_disk
+from service.storage.repository import json_bytes
 from service.storage.store import Store
 
 
@@ -42,3 +44,9 @@ class Quota:
                 f"{self._most_bytes}: delete datasets, or raise max_workspace_bytes",
                 limit=self._most_bytes,
             )
+
+    def check_notes(self, database: Database, workspace: str, *notes: Any) -> None:
+        """Raise unless a workspace may store notes of a version; removing notes is allowed."""
+        if any(notes):
+            with database.read() as store:  # a sum in a write transaction would delay others
+                self.check(store, workspace, json_bytes(*notes))

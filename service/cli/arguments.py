@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
+from service import logs
 from service.cli import PROGRAM
 from service.cli.commands import (
     list_workers,
@@ -36,6 +38,8 @@ Command = Callable[[Settings, argparse.Namespace], int | None]
 def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Run a command and return its exit status; report usage errors in one line."""
     options = command_parser(program).parse_args(arguments)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logs.PlainFormatter())
     _warn_of_unknown_variables()
     try:
         with failures_explained():
@@ -85,7 +89,12 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     _add_worker_flags(verb("worker", work, "run a worker that takes fits from the queue"))
     listing = verb("workers", list_workers, "list the live workers")
     listing.add_argument("--here", action="store_true", help="list only workers on this machine")
-    verb("migrate", migrate, "upgrade the database to the current schema, and exit")
+    migrating = verb("migrate", migrate, "upgrade the database to the current schema, and exit")
+    migrating.add_argument(
+        "--adopt",
+        action="store_true",
+        help="make the blob store that of this database, even if it was another's",
+    )
     managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
     writing = "back up the embedded database and its blobs while the service is running"
@@ -146,12 +155,15 @@ def _add_backup_flags(backup: argparse.ArgumentParser) -> None:
 
 
 def _add_key_flags(keys: argparse.ArgumentParser) -> None:
-    keys.add_argument("action", choices=["create", "list", "rotate", "revoke"])
+    actions = ("create", "list", "rotate", "revoke")
+    keys.add_argument("action", choices=actions, metavar="ACTION", help=", ".join(actions))
     keys.add_argument("id", nargs="?", help="id of the key to rotate or revoke")
     keys.add_argument(
-        "--workspace", default="default", help="workspace; `create` adds it if it is new"
+        "--workspace", default="default", help="workspace; `create` adds it if it is new [default]"
     )
-    keys.add_argument("--name", default="unnamed", help="name that says what the key is for")
+    keys.add_argument(
+        "--name", default="unnamed", help="name that says what the key is for [unnamed]"
+    )
     keys.add_argument(
         "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
     )
@@ -159,5 +171,9 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
         "--days", type=float, help="lifetime of the key in days; by default it never expires"
     )
     keys.add_argument(
-        "--grace-hours", type=float, default=24.0, help="how many hours the old key stays valid"
+        "--grace-hours",
+        metavar="HOURS",
+        type=float,
+        default=24.0,
+        help="how many hours the old key stays valid after `rotate` [24]",
     )

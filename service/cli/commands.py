@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from service.cli.open_store import database_explained, existing, prepared
+from service.cli.open_store import blobs_for, database_explained, existing, prepared
 from service.cli.output import minute, say, say_note
 from service.errors import Invalid
 from service.fits.service import WORKER_IS_ALIVE
@@ -16,14 +16,13 @@ from service.maintenance.backup import back_up, restore
 from service.maintenance.sweep import sweep
 from service.settings import HOUR, Settings
 from service.storage.blob_keys import BlobKind
-from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.worker.identity import is_of_this_machine
 
 
-def migrate(settings: Settings, _options: argparse.Namespace) -> None:
-    """Upgrade the database to the current schema."""
-    prepared(settings).close()
+def migrate(settings: Settings, options: argparse.Namespace) -> None:
+    """Upgrade the database to the current schema; bind it to its blob store."""
+    prepared(settings, adopt=options.adopt).close()
     say("the database is up to date")
 
 
@@ -61,13 +60,13 @@ def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
     with closing(existing(settings)) as database:
         swept = sweep(
             database,
-            Blobs(settings.blobs),
+            blobs_for(settings, database),
             older_than=settings.sweep_hours * HOUR,
             dry_run=options.dry_run,
             adopt=options.adopt,
             on_orphan=lambda key: say(f"{'would delete' if options.dry_run else 'deleting'} {key}"),
         )
-    say(swept.summary())
+    say(f"{'would delete' if options.dry_run else 'deleted'} {swept.summary()}")
 
 
 def write_backup(settings: Settings, options: argparse.Namespace) -> None:

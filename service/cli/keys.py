@@ -7,11 +7,10 @@ from contextlib import closing
 
 from service.access import keys
 from service.access.permissions import Scope
-from service.cli.open_store import existing, prepared
+from service.cli.open_store import existing
 from service.cli.output import command_to_paste, minute, say, say_note
 from service.errors import Conflict, Invalid
 from service.settings import Settings
-from service.storage.database import embedded_file
 from service.storage.records import Key
 from service.storage.store import Store
 
@@ -22,11 +21,8 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
         command = command_to_paste(options, f"keys {options.action} ID")
         raise Invalid("no_id", f"the id of the key is required: {command}")
     is_create = options.action == "create"
-    opened = prepared if is_create else existing
-    file = embedded_file(settings.database)
-    is_new = is_create and file is not None and not file.exists()
     new: keys.NewKey | None = None
-    with closing(opened(settings)) as database, database.write() as store:
+    with closing(existing(settings)) as database, database.write() as store:
         workspace = keys.workspace_named(store, options.workspace, make=is_create).id
         match options.action:
             case "create":
@@ -45,8 +41,6 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
                 _list(store, workspace, options)
-    if is_new:
-        say_note(f"created a new database: {file}")
     if new is not None:  # shown only once it is committed
         _show_new(new)
 

@@ -19,9 +19,11 @@ from sqlalchemy.exc import (
 )
 
 from service import logs
-from service.errors import Invalid
+from service.errors import DatabaseDamaged, Invalid, ServiceError
 from service.settings import Settings
-from service.storage.database import Database
+from service.storage.blobs import Blobs
+from service.storage.database import Database, is_damage
+from service.storage.store_binding import check_bound
 from service.storage.upgrade import open_current
 from service.worker.startup import prepare_database
 
@@ -29,15 +31,23 @@ BUGS = (DataError, IntegrityError, ProgrammingError)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
-def prepared(settings: Settings) -> Database:
-    """Check the folders, and return the database, created or upgraded if necessary."""
+def prepared(settings: Settings, *, adopt: bool = False) -> Database:
+    """Check the stores, and return the database, created or upgraded if necessary.
+
+    With ``adopt``, the blob store becomes that of the database, whatever it belonged to.
+    """
+    check_blobs_url(settings)
     if not (settings.database_url and settings.blobs_url):
         check_writable(settings.data_dir)
     if settings.blobs.startswith("file:"):
         check_writable(Path(unquote(urlsplit(settings.blobs).path)))
     with database_explained():
         database = Database(settings.database)
-        prepare_database(database)
+        try:
+            prepare_database(database, Blobs(settings.blobs), adopt=adopt)
+        except BaseException:
+            database.close()
+            raise
     return database
 
 
@@ -45,6 +55,30 @@ def existing(settings: Settings) -> Database:
     """Return an existing database, without changing it."""
     with database_explained():
         return open_current(settings.database)
+
+
+def blobs_for(settings: Settings, database: Database) -> Blobs:
+    """Return the blob store of an existing database; raise an error if it is another's."""
+    blobs = existing_blobs(settings)
+    check_bound(database, blobs)
+    return blobs
+
+
+def existing_blobs(settings: Settings) -> Blobs:
+    """Return the blob store, without checking that it is the database's."""
+    check_blobs_url(settings)
+    return Blobs(settings.blobs)
+
+
+def check_blobs_url(settings: Settings) -> None:
+    """Raise Invalid if several machines may share the database, but not the default folder."""
+    if not settings.blobs_url and not settings.database.startswith("sqlite"):
+        raise Invalid(
+            "no_blobs_url",
+            "--blobs-url (CALIBRD_BLOBS_URL) is not set: with PostgreSQL, all processes must use "
+            "the same blob store. Set it to s3://bucket/prefix or, if all processes run on this "
+            f"machine, to a folder such as {settings.blobs}",
+        )
 
 
 @contextmanager
@@ -78,8 +112,14 @@ def failures_explained() -> Iterator[None]:
         ) from error
 
 
-def _no_database(error: Exception) -> Invalid:
+def _no_database(error: Exception) -> ServiceError:
     reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    if is_damage(error):
+        return DatabaseDamaged(
+            "database_damaged",
+            f"the database file is damaged ({reason}): run `python -m service doctor`, which says "
+            "what is damaged and how to repair it",
+        )
     return Invalid(
         "no_database",
         f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "

@@ -97,9 +97,9 @@ class FairExecutor:
             self._running += 1
             return
         loop = asyncio.get_running_loop()
-        mine = _Waiting(loop.create_future(), loop.time())
+        mine = _Waiting(loop.create_future())
         self._waiting.append(mine)
-        timer = loop.call_later(SPARE_AFTER, self._admit)
+        timer = loop.call_later(SPARE_AFTER, self._admit_to_spare, mine)
         try:
             await mine.admitted
         except BaseException:
@@ -112,6 +112,10 @@ class FairExecutor:
         finally:
             timer.cancel()
 
+    def _admit_to_spare(self, call: _Waiting) -> None:
+        call.waited_long = True
+        self._admit()
+
     def _admit(self) -> None:
         """Give free threads to waiting calls, spare threads only to those that waited long."""
         while self._waiting:
@@ -119,9 +123,7 @@ class FairExecutor:
             if first.admitted.done():  # cancelled, and its task has not run since
                 self._waiting.popleft()
                 continue
-            waited = first.admitted.get_loop().time() - first.since
-            most = self._threads + (SPARE_THREADS if waited >= SPARE_AFTER else 0)
-            if self._running >= most:
+            if self._running >= self._threads + (SPARE_THREADS if first.waited_long else 0):
                 return
             self._waiting.popleft()
             self._running += 1
@@ -163,7 +165,7 @@ class FairExecutor:
 @dataclass(eq=False)
 class _Waiting:
     admitted: asyncio.Future[None]
-    since: float
+    waited_long: bool = False
 
 
 @dataclass
@@ -199,7 +201,7 @@ class Executors:
         default_factory=lambda: FairExecutor("download", 4, most_waiting=2048)
     )
     session: FairExecutor = field(
-        default_factory=lambda: FairExecutor("session", 4, most_waiting=256)
+        default_factory=lambda: FairExecutor("session", 2, most_waiting=256)
     )
     query: FairExecutor = field(default_factory=lambda: FairExecutor("query", 4, most_waiting=256))
     merge: FairExecutor = field(default_factory=lambda: FairExecutor("merge", 3, most_waiting=256))

@@ -91,7 +91,7 @@ class Datasets:
             with self._database.read() as store:
                 self.quota.check(store, principal.workspace, arrived.bytes + DATASET_ROOM)
             pending.put(key, arrived.path)
-            with self._database.write() as store:
+            with pending.named_in(self._database.write()) as store:
                 pending.check()
                 added = store.datasets.add(
                     principal.workspace,

@@ -36,23 +36,25 @@ def claim(
     """Claim the oldest fit of the workspace whose last fit started longest ago.
 
     Workspaces with ``most_running`` running fits are left out: the worker that ends one of them
-    claims the next.
+    claims the next. Without a fit to claim nothing is written, because a write to SQLite wakes
+    all workers, and so this one again.
 
     A claim renews the heartbeat. A worker that was declared dead claims nothing before its next
     heartbeat, so every running fit belongs to a worker that others monitor.
     """
     pauses: list[float] = []
     with database.read() as store:
-        turns = list(dropwhile(_pausing(store, pauses), store.fits.turns(queues)))
-    if not turns:  # write nothing: that would wake workers
+        must_wait = _waiting(store, pauses, most_running)
+        turns = list(dropwhile(must_wait, store.fits.turns(queues)))
+    if not turns:
         return Claim(None, min([LOOK_SECONDS, *pauses]))
     with database.write() as store:
         if not store.workers.renew(worker):
             return Claim(None)
-        for turn in filterfalse(_pausing(store, pauses), turns):
+        for turn in filterfalse(_waiting(store, pauses, most_running), turns):
             if most_running is not None:
-                store.keys.lock_workspace(turn.workspace)
-                if store.fits.count_running(turn.workspace) >= most_running:
+                store.keys.lock_workspace(turn.workspace)  # else two workers could exceed the limit
+                if _is_full(store, turn, most_running):
                     continue
             fit = store.fits.start_next(turn, worker=worker, device=device)
             if fit is not None:
@@ -60,16 +62,21 @@ def claim(
     return Claim(None, min([LOOK_SECONDS, *pauses]))
 
 
-def _pausing(store: Store, pauses: list[float]) -> Callable[[Turn], bool]:
-    """Return a predicate for workspaces that must wait; it appends their waits to ``pauses``."""
+def _waiting(store: Store, pauses: list[float], most_running: int | None) -> Callable[[Turn], bool]:
+    """Return a predicate for workspaces that must wait; it appends their pauses to ``pauses``."""
 
-    def is_pausing(turn: Turn) -> bool:
+    def must_wait(turn: Turn) -> bool:
         seconds = seconds_to_wait(store, turn.workspace)
         if seconds:
             pauses.append(seconds)
-        return seconds > 0
+        return seconds > 0 or _is_full(store, turn, most_running)
 
-    return is_pausing
+    return must_wait
+
+
+def _is_full(store: Store, turn: Turn, most_running: int | None) -> bool:
+    """Return whether a workspace has as many running fits as it may have."""
+    return most_running is not None and store.fits.count_running(turn.workspace) >= most_running
 
 
 def pause_after(losses: int) -> float:

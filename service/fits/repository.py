@@ -30,6 +30,8 @@ from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, datasets, fits, workers
 
+# size of a fit in the indexes of its table, and of a row for its Idempotency-Key
+INDEX_BYTES = 1024
 # a literal: with a parameter, the plan could not use the partial index of queued fits
 QUEUED = fits.c.status == literal_column(f"'{FitStatus.QUEUED}'")
 
@@ -66,7 +68,7 @@ class Fits(Repository):
         made = self._fit(insert(fits).values(values).returning(*fits.c))
         assert made is not None  # noqa: S101
         counted = update(calibrators).where(calibrators.c.id == made.calibrator)
-        size = calibrators.c.stored_bytes + json_bytes(made.order)
+        size = calibrators.c.stored_bytes + INDEX_BYTES + json_bytes(made.order)
         self._execute(counted.values(stored_bytes=size))
         announce(self.session, FITS)
         return made

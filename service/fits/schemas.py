@@ -114,6 +114,13 @@ class RecommendationOut(Body):
     reason: str = Field(examples=[REASON])
 
 
+def _progress(fit: records.Fit) -> dict[str, Any] | None:
+    """Return the last progress of a fit; when it has succeeded, all of its methods are done."""
+    if fit.progress is None or fit.status is not records.FitStatus.SUCCEEDED:
+        return fit.progress
+    return {**fit.progress, "methods_done": fit.progress.get("methods", 1)}
+
+
 class FitOut(Body):
     """A fit."""
 
@@ -153,7 +160,7 @@ class FitOut(Body):
             seed=fit.order["seed"],
             held_out=fit.order["held_out"],
             model=fit.order["model"],
-            progress=fit.progress,
+            progress=_progress(fit),
             device=fit.device,
             attempt=fit.attempt,
             cancel_requested=fit.cancel_requested,

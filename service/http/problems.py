@@ -23,13 +23,17 @@ from starlette.responses import Response
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from calibrators.error_codes import status_of
+from calibrators.error_codes import status_of, title_of
 from calibrators.errors import CalibrationError, DataError
 from service import errors
+from service.http.openapi import NAME_PATTERN
+from service.names import RULE
 from service.storage.database import DATABASE_DOWN
 
 RETRY_AFTER_SECONDS = 2
 MAX_FIELD_ERRORS = 20
+SENTENCE_ERRORS = 2  # in the sentence; the others are in the list
+NOT_AN_OBJECT = ("model_attributes_type", "dict_type")
 MAX_FIELD_LENGTH = 64
 MAX_CAUSES = 20
 
@@ -143,7 +147,7 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
         case CalibrationError():
             return Problem(error.code, str(error), unlisted_status=422)
         case RequestValidationError():
-            return _of_validation_error(error)
+            return _of_validation_error(scope, error)
         case HTTPException():
             return _of_http_exception(scope, error)
         case ClientDisconnect():
@@ -172,19 +176,36 @@ def _retry_after(details: Mapping[str, Any]) -> dict[str, str]:
     return {"Retry-After": str(details.get("retry_after", RETRY_AFTER_SECONDS))}
 
 
-def _of_validation_error(error: RequestValidationError) -> Problem:
+def _of_validation_error(scope: Scope, error: RequestValidationError) -> Problem:
     found = error.errors()
     if any(item["type"] == "json_invalid" for item in found):
         position = next((part for part in found[0]["loc"] if isinstance(part, int)), None)
         return _malformed_json({} if position is None else {"position": position})
+    is_json = _media_type(scope).endswith("json")
     broken = [
-        {"field": _field_name(item["loc"]), "rule": _rule(item)}
+        {"field": _field_name(item["loc"]), "rule": _rule(item, is_json)}
         for item in found[:MAX_FIELD_ERRORS]
     ]
-    sentence = "the request breaks a rule"
-    if broken:
-        sentence = f"{broken[0]['field']}: {broken[0]['rule']}"
-    return Problem("invalid_request", sentence, {"errors": broken, "error_count": len(found)})
+    sentence = "; ".join(f"{one['field']}: {one['rule']}" for one in broken[:SENTENCE_ERRORS])
+    if len(found) > SENTENCE_ERRORS:
+        sentence += f"; and {len(found) - SENTENCE_ERRORS} more"
+    is_name = [_is_name(item) for item in found]
+    code = "bad_name" if is_name and all(is_name) else "invalid_request"
+    sentence = sentence or "the request breaks a rule"
+    return Problem(code, sentence, {"errors": broken, "error_count": len(found)})
+
+
+def _media_type(scope: Scope) -> str:
+    for name, value in scope.get("headers", ()):
+        if name == b"content-type":
+            return str(value, "latin-1").partition(";")[0].strip().lower()
+    return ""
+
+
+def _is_name(item: Mapping[str, Any]) -> bool:
+    """Return whether an error is that of a name of an object in the path."""
+    is_pattern = item["type"] == "string_pattern_mismatch"
+    return bool(is_pattern and item["loc"][0] == "path" and item["ctx"]["pattern"] == NAME_PATTERN)
 
 
 def _malformed_json(details: Mapping[str, Any]) -> Problem:
@@ -198,7 +219,11 @@ def _field_name(location: tuple[int | str, ...]) -> str:
     return ".".join(part[:MAX_FIELD_LENGTH] for part in parts)
 
 
-def _rule(item: Mapping[str, Any]) -> str:
+def _rule(item: Mapping[str, Any], is_json: bool) -> str:
+    if item["loc"] == ("body",) and item["type"] in NOT_AN_OBJECT and not is_json:
+        return "the body was not read as JSON: send the header Content-Type: application/json"
+    if _is_name(item):
+        return f"must be {RULE}"
     if item["type"] == "union_tag_invalid":  # the only message of pydantic that quotes the input
         return f"must have one of these tags: {item['ctx']['expected_tags']}"
     rule = str(item["msg"]).removeprefix("Value error, ")
@@ -255,7 +280,7 @@ def _response(scope: Scope, problem: Problem) -> Response:
     else:
         members = {
             "type": f"urn:calibrd:problem:{problem.code}",
-            "title": problem.code.replace("_", " ").capitalize(),
+            "title": title_of(problem.code),
             "status": problem.status,
             "detail": problem.detail,
             "code": problem.code,

@@ -15,7 +15,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from service.errors import BlobMissing, Damaged, Invalid, NoSpace, Unavailable
+from service.errors import (
+    BlobMissing,
+    Conflict,
+    Damaged,
+    DatabaseDamaged,
+    Invalid,
+    NoSpace,
+    Unavailable,
+)
 from service.maintenance.archive_file import (
     BLOBS,
     DATABASE,
@@ -26,7 +34,13 @@ from service.maintenance.archive_file import (
     reading,
 )
 from service.maintenance.inventory_repository import Inventory, pages
-from service.maintenance.snapshot import check_copy, copy_database, opened_copy, schema_of
+from service.maintenance.snapshot import (
+    check_copy,
+    copy_database,
+    opened_copy,
+    schema_of,
+    store_id_of,
+)
 from service.settings import Settings
 from service.storage.blob_keys import (
     BlobKind,
@@ -38,6 +52,7 @@ from service.storage.blob_keys import (
 )
 from service.storage.blobs import FULL, Blobs, fsync_paths
 from service.storage.database import Database, embedded_file
+from service.storage.store_binding import ID_KEY, check_bound
 from service.storage.upgrade import (
     check_current,
     check_exists,
@@ -110,6 +125,8 @@ class _Copier:
             copy_database(self._database, copy)
             with opened_copy(copy) as database:
                 check_current(database)
+                if not self._keep_going:
+                    check_bound(database, self._blobs)
                 with database.read() as store:
                     named = list(named_blobs(store.inventory))
             absent = {blob.key for blob in named if not self._copy(blob)}
@@ -218,7 +235,7 @@ def _check_database(home: Path, backup: BackupReader) -> None:
         _extract(backup, copy)
         try:
             check_copy(copy)
-        except Damaged as error:
+        except DatabaseDamaged as error:
             raise Invalid(
                 "backup_damaged", f"in the backup, {error.message}: nothing was restored"
             ) from error
@@ -244,12 +261,16 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
     with tempfile.TemporaryDirectory(dir=home, prefix="restoring-") as folder:
         new = Path(folder) / "blobs"
         blobs = Blobs(settings.blobs_url or new.as_uri())
-        for key in backup.blobs:
-            with backup.blob(key) as file:
-                blobs.put(key, file)
         copy = place.with_name(f"{place.name}.restoring")
         try:
             _extract(backup, copy)
+            store_id = store_id_of(copy)
+            _check_store(blobs, store_id)
+            for key in backup.blobs:
+                with backup.blob(key) as file:
+                    blobs.put(key, file)
+            if store_id:
+                blobs.put(ID_KEY, store_id.encode())
             if not settings.blobs_url:
                 new.rename(home / "blobs")
                 fsync_paths(home)
@@ -257,6 +278,17 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
             fsync_paths(place.parent)
         finally:
             copy.unlink(missing_ok=True)
+
+
+def _check_store(blobs: Blobs, store_id: str) -> None:
+    """Raise Conflict if a blob store belongs to another database than the restored one."""
+    there = blobs.peek(ID_KEY)
+    if there is not None and there != store_id.encode():
+        raise Conflict(
+            "blob_store_differs",
+            f"the blob store {blobs.url} belongs to another database: choose another with "
+            "--blobs-url; nothing was restored",
+        )
 
 
 def _only_embedded() -> Invalid:

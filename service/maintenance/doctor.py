@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from calibrators import CalibrationError, Report, archive
 from calibrators.comparison.judged_rows import JudgedRows
-from service.errors import Damaged
+from service.errors import Conflict, Damaged
 from service.maintenance.doctor_messages import (
     CHANGED,
     UPGRADE,
@@ -18,6 +18,7 @@ from service.maintenance.doctor_messages import (
     named,
     of_alias,
     of_session,
+    other_store,
     unreadable,
 )
 from service.maintenance.inventory_repository import (
@@ -33,6 +34,7 @@ from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus, Version
+from service.storage.store_binding import check_bound
 
 
 class Doctor:
@@ -58,7 +60,12 @@ class Doctor:
         self.orphans = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield all problems as they are found."""
+        """Yield all problems as they are found; none of the others if the blob store is wrong."""
+        try:
+            check_bound(self._database, self._blobs)
+        except Conflict as error:
+            yield other_store(self._blobs.url, error)
+            return
         yield from self._versions()
         yield from self._ownerless_versions()
         yield from self._aliases()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from service.errors import BlobMissing, Damaged
+from service.errors import BlobMissing, Damaged, ServiceError
 from service.maintenance.inventory_repository import FoundAlias, FoundSession, FoundVersion
 
 UPGRADE = "upgrade this installation"
@@ -19,6 +19,12 @@ class Finding(NamedTuple):
     subject: str
     problem: str
     advice: str
+
+
+def other_store(url: str, error: ServiceError) -> Finding:
+    """Return the finding for a blob store that belongs to another database."""
+    problem, _, advice = error.message.partition(". ")
+    return Finding(error.code, f"blob store {url}", problem, advice[:1].lower() + advice[1:])
 
 
 def of_session(found: FoundSession) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, Column, Table, Text, and_, cast, func, select, tuple_
+from sqlalchemy import JSON, Column, Table, Text, and_, cast, exists, func, or_, select, tuple_
 
 from service.runs.repository import LONGEST_MERGE, is_decided
 from service.storage.records import Dataset, Fit, FitStatus, Part, Version
@@ -130,6 +130,13 @@ def pages(
 
 class Inventory(Repository):
     """Pages of rows in the order of their ids; ``after`` is the cursor of the previous page."""
+
+    def is_empty(self) -> bool:
+        """Return whether no row refers to a blob."""
+        whole = datasets.c.sha256.is_not(None)
+        return not self.session.scalar(
+            select(or_(exists(select(versions.c.id)), exists(select(datasets.c.id).where(whole))))
+        )
 
     def versions(self, after: Number) -> list[FoundVersion]:
         """Return a page of versions, by calibrator and number."""

@@ -19,6 +19,7 @@ from service.storage.database import Database
 FRESH_SECONDS = 1.0
 DATABASE_SECONDS = 2.0
 OK = "ok"
+DAMAGED = "is damaged: run `calibrd doctor`"
 
 
 class Readiness(Body):
@@ -67,8 +68,12 @@ class Probe:
             with self._database.read(DATABASE_SECONDS) as store:
                 is_staffed = bool(store.workers.alive(WORKER_IS_ALIVE))
         except (SQLAlchemyError, ServiceError):
+            if self._database.is_damaged:
+                return DAMAGED, "unknown"
             return "does not respond", "unknown"
-        return OK, OK if is_staffed else "no worker is alive: fits are waiting"
+        workers = OK if is_staffed else "no worker is alive: fits are waiting"
+        # a damaged page elsewhere does not affect this query
+        return DAMAGED if self._database.is_damaged else OK, workers
 
     def _blobs_status(self) -> str:
         try:

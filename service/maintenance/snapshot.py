@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from sqlalchemy import URL
 
-from service.errors import Damaged, Unavailable
-from service.storage.database import Database
+from service.errors import DatabaseDamaged, Unavailable
+from service.storage.database import Database, is_damage
+from service.storage.store_binding import CHORE, UNCONFIRMED
 from service.storage.upgrade import VERSION_TABLE
 
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 NOT_WRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
@@ -33,11 +33,13 @@ def copy_database(file: Path, target: Path) -> None:
 
 
 def check_copy(path: Path) -> None:
-    """Raise Damaged unless a file is an intact database."""
+    """Raise DatabaseDamaged unless a file is an intact database."""
     with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
-        raise Damaged("database_damaged", f"the database is damaged: {' '.join(found.split())}")
+        raise DatabaseDamaged(
+            "database_damaged", f"the database is damaged: {' '.join(found.split())}"
+        )
 
 
 def schema_of(path: Path) -> str | None:
@@ -48,6 +50,16 @@ def schema_of(path: Path) -> str | None:
         except sqlite3.OperationalError:
             return None
     return ", ".join(str(revision) for (revision,) in found) or None
+
+
+def store_id_of(path: Path) -> str:
+    """Return the id of the blob store of a copy; empty if it was not bound to one."""
+    with _translate_errors(), closing(sqlite3.connect(path)) as copy:
+        try:
+            found = copy.execute("SELECT note FROM chores WHERE name = ?", (CHORE,)).fetchone()
+        except sqlite3.OperationalError:  # the schema of an old backup has no notes
+            return ""
+    return found[0].removesuffix(UNCONFIRMED) if found else ""
 
 
 @contextmanager
@@ -96,6 +108,8 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if _kind(error) in DAMAGED:
-            raise Damaged("database_damaged", f"the database is damaged: {error}") from error
+        if is_damage(error):
+            raise DatabaseDamaged(
+                "database_damaged", f"the database is damaged: {error}"
+            ) from error
         raise Unavailable("cannot_copy", f"the database cannot be copied ({error})") from error

@@ -29,6 +29,7 @@ from service.storage.blob_keys import OF_VERSIONS, BlobKind, ParsedKey, parse_ke
 from service.storage.blobs import Blob, Blobs
 from service.storage.database import Database
 from service.storage.store import Store
+from service.storage.store_binding import ID_KEY
 
 BATCH = 500
 CHORE = "sweep"
@@ -47,9 +48,10 @@ class Swept:
     def summary(self) -> str:
         """Return the result in one line."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.orphans.items()))
+        found = f" ({kinds}; {self.bytes} bytes)" if kinds else ""
+        unknown = f" and {self.unknown} of unknown origin" if self.unknown else ""
         return (
-            f"{self.orphans.total()} orphans ({kinds or 'none'}; {self.bytes} bytes), "
-            f"{self.kept} kept, {self.unknown} of unknown origin not deleted"
+            f"{self.orphans.total()} orphans{found}; kept {self.kept} blobs in use or new{unknown}"
         )
 
 
@@ -120,7 +122,7 @@ def _orphans(
     database: Database, some: Iterable[Blob], before: float, swept: Swept
 ) -> list[tuple[Blob, BlobKind]]:
     """Return the blobs that are old enough and have no row; count the others."""
-    parsed = [(blob, parse_key(blob.key)) for blob in some if blob.key != TOKEN]
+    parsed = [(blob, parse_key(blob.key)) for blob in some if blob.key not in (TOKEN, ID_KEY)]
     ours = [(blob, key) for blob, key in parsed if key is not None]
     old = [(blob, key) for blob, key in ours if blob.modified_at < before]
     with database.write() as store:  # on SQLite this waits for running writers

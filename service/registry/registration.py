@@ -78,7 +78,7 @@ def register(
     if sent.judged_rows is not None:
         key_of_rows = judged_key(principal.workspace, id, facts["judged_sha256"])
         pending.put(key_of_rows, sent.judged_rows)
-    with database.write() as store:
+    with pending.named_in(database.write()) as store:
         pending.check()
         known = _registered(store, principal, key, request)
         if known is None:

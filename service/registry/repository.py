@@ -8,8 +8,10 @@ from typing import Any
 from sqlalchemy import Select, insert, select, update
 
 from service.storage.records import CalibratorRow, Version
-from service.storage.repository import JsonText, Repository, json_bytes, new_id, now
+from service.storage.repository import FILE_BYTES, JsonText, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, reports, versions
+
+BLOBS = ("map_sha256", "onnx_sha256", "judged_sha256")
 
 
 class Calibrators(Repository):
@@ -62,7 +64,8 @@ class Calibrators(Repository):
 
         ``id`` is the id of the version, which is part of the keys of its blobs.
         """
-        size = blob_bytes + json_bytes(report, fit_info, facts)
+        files = sum(facts.get(name) is not None for name in BLOBS)
+        size = blob_bytes + files * FILE_BYTES + json_bytes(report, fit_info, facts)
         counted = (
             update(calibrators)
             .where(calibrators.c.id == calibrator)

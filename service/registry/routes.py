@@ -37,7 +37,7 @@ from service.registry.registration import Registration, register
 from service.registry.schemas import CalibratorOut, NotesIn, RegisterIn, VersionOut
 from service.storage.blob_keys import map_key, onnx_key
 from service.storage.records import Version
-from service.storage.repository import fitting
+from service.storage.repository import page_length
 
 router = APIRouter(prefix="/v1", tags=["calibrators"], route_class=StrictRoute)
 
@@ -81,7 +81,7 @@ def list_calibrators(
     with joined.database.read() as store:
         found = store.calibrators.page(caller.workspace, limit + 1, name_place(cursor))
         counts = store.aliases.counts([one.id for one in found])
-        shown = min(limit, fitting((counts.get(one.id, 0) for one in found), MAX_ALIASES))
+        shown = min(limit, page_length((counts.get(one.id, 0) for one in found), MAX_ALIASES))
         aliases = store.aliases.by_calibrator([one.id for one in found[:shown]])
     listed = paged(
         found[: shown + 1],
@@ -183,9 +183,7 @@ def annotate_version(
     body: NotesIn,
 ) -> VersionOut:
     """Change the tags or the description of a version; its other fields never change."""
-    if body.tags or body.description:
-        with joined.database.read() as store:
-            joined.quota.check(store, caller.workspace)
+    joined.quota.check_notes(joined.database, caller.workspace, body.tags, body.description)
     with joined.database.write() as store:
         changed = versions.annotate(
             store, caller, name, number, tags=body.tags, description=body.description

@@ -16,6 +16,7 @@ LONGEST_TAG = 200
 LONGEST_DESCRIPTION = 4000
 LONGEST_MODEL = 200
 NO_ONNX = "no ONNX"
+NUMBERS = range(1, 2**31)  # of versions, which the database can store
 
 
 def calibrator_named(store: Store, principal: Principal, name: str) -> CalibratorRow:
@@ -35,7 +36,7 @@ def calibrator_for(store: Store, principal: Principal, name: str) -> CalibratorR
 
 def version_of(store: Store, calibrator: CalibratorRow, number: int) -> Version:
     """Return a version by its number."""
-    found = store.calibrators.version(calibrator.id, number) if number < 2**31 else None
+    found = store.calibrators.version(calibrator.id, number) if number in NUMBERS else None
     if found is None:
         raise NotFound("no_such_version", f"{calibrator.name} has no version {number}")
     return found
@@ -64,7 +65,7 @@ class JudgedVersion(NamedTuple):
 
 def judged(store: Store, principal: Principal, name: str, number: int) -> JudgedVersion:
     """Return a version of the caller's calibrator with its report, if it has one."""
-    is_possible = NAME.fullmatch(name) and number < 2**31
+    is_possible = NAME.fullmatch(name) and number in NUMBERS
     found = store.calibrators.judged(principal.workspace, name, number) if is_possible else None
     if found is None:
         # raises NotFound for the calibrator or the version

@@ -11,7 +11,7 @@ from sqlalchemy.sql import ColumnElement
 
 from service.runs.repository import NEWEST
 from service.storage.records import RunSession, RunStep
-from service.storage.repository import Repository, fitting
+from service.storage.repository import Repository, page_length
 from service.storage.run_tables import SESSION, run_sessions, run_steps
 
 # size of the JSON of a page of steps; it is read in a few times 10 ms
@@ -48,7 +48,7 @@ class RunHistory(Repository):
         chosen = self._chosen(run, limit, after, session)
         chosen = chosen.with_only_columns(run_steps.c.step, size, maintain_column_froms=True)
         found = sorted(self.session.execute(chosen))
-        return fitting((octets for _, octets in found), STEPS_BYTES)
+        return page_length((octets for _, octets in found), STEPS_BYTES)
 
     def page(
         self, run: str, limit: int, after: int | None, session: RunSession | None

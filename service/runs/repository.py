@@ -49,6 +49,13 @@ class Head(NamedTuple):
     decided: RunStep | None
 
 
+class DueSession(NamedTuple):
+    """A session whose next step can be decided, and its workspace."""
+
+    key: SessionKey
+    workspace: str
+
+
 class Runs(Repository):
     """SQL for the runs in a workspace, and their sessions by number."""
 
@@ -265,42 +272,65 @@ class RunSteps(Repository):
         """
         if keys is not None and not keys:
             return []
-        its = (run_sessions.c.run, run_sessions.c.number)
-        wanted = _with_statistics() if keys is None else _rows_of(keys)
-        decided = select(func.max(run_steps.c.step)).where(
-            run_steps.c.run == its[0], run_steps.c.session == its[1]
-        )
-        last = decided.correlate(run_sessions).scalar_subquery()
-        head = func.coalesce(last, run_sessions.c.base_step)
-        of_next_step = and_(
-            run_statistics.c.run == its[0],
-            run_statistics.c.session == its[1],
-            run_statistics.c.step == head + 1,
-        )
+        found = _due(keys)
+        place = select(found.c.run, found.c.number).limit(limit)
+        return [SessionKey(*row) for row in self.session.execute(place)]
 
-        def of_session(figure: ColumnElement[Any]) -> ScalarSelect[Any]:
-            chosen = select(figure).select_from(run_statistics).where(of_next_step)
-            return chosen.correlate(run_sessions).scalar_subquery()
-
-        posted, first = of_session(func.count()), of_session(func.min(run_statistics.c.posted_at))
-        chosen = (
-            select(*its)
-            .join(wanted, and_(wanted.c.run == its[0], wanted.c.number == its[1]))
-            .where(
-                first.is_not(None),
-                or_(
-                    run_sessions.c.decides == "trainer",
-                    first + run_sessions.c.merge_timeout <= now(),
-                    posted >= run_sessions.c.world_size,
-                ),
-            )
+    def due_in_turns(self, limit: int) -> list[DueSession]:
+        """Return due sessions of all workspaces in turns, the longest waiting of each first."""
+        found = _due(None)
+        oldest_first = (found.c.first, found.c.run, found.c.number)
+        own = func.row_number().over(partition_by=runs.c.workspace, order_by=oldest_first)
+        ranked = (
+            select(found, runs.c.workspace, own.label("turn"))
+            .join(runs, runs.c.id == found.c.run)
+            .subquery()
         )
-        return [SessionKey(*row) for row in self.session.execute(chosen.limit(limit))]
+        chosen = select(ranked).order_by(ranked.c.turn, ranked.c.first).limit(limit)
+        return [
+            DueSession(SessionKey(row.run, row.number), row.workspace)
+            for row in self.session.execute(chosen)
+        ]
 
     def waiting(self) -> int:
         """Return how many statistics are waiting for other ranks or for the previous step."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
+
+
+def _due(keys: Collection[SessionKey] | None) -> Subquery:
+    """Return the due sessions, all or of ``keys``, with the time of the first statistics."""
+    its = (run_sessions.c.run, run_sessions.c.number)
+    wanted = _with_statistics() if keys is None else _rows_of(keys)
+    decided = select(func.max(run_steps.c.step)).where(
+        run_steps.c.run == its[0], run_steps.c.session == its[1]
+    )
+    last = decided.correlate(run_sessions).scalar_subquery()
+    head = func.coalesce(last, run_sessions.c.base_step)
+    of_next_step = and_(
+        run_statistics.c.run == its[0],
+        run_statistics.c.session == its[1],
+        run_statistics.c.step == head + 1,
+    )
+
+    def of_session(figure: ColumnElement[Any]) -> ScalarSelect[Any]:
+        chosen = select(figure).select_from(run_statistics).where(of_next_step)
+        return chosen.correlate(run_sessions).scalar_subquery()
+
+    posted, first = of_session(func.count()), of_session(func.min(run_statistics.c.posted_at))
+    chosen = (
+        select(*its, first.label("first"))
+        .join(wanted, and_(wanted.c.run == its[0], wanted.c.number == its[1]))
+        .where(
+            first.is_not(None),
+            or_(
+                run_sessions.c.decides == "trainer",
+                first + run_sessions.c.merge_timeout <= now(),
+                posted >= run_sessions.c.world_size,
+            ),
+        )
+    )
+    return chosen.subquery()
 
 
 def _rows_of(keys: Collection[SessionKey]) -> CTE:

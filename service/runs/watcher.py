@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 
 import structlog
 
 from service.concurrency.long_poll import Watcher
 from service.errors import ServiceError
-from service.runs.repository import AT_ONCE
+from service.runs.repository import AT_ONCE, DueSession
 from service.runs.service import decide
 from service.storage.database import DATABASE_DOWN, Database
 from service.storage.records import SessionKey
@@ -21,20 +23,61 @@ RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
 _log = structlog.get_logger("calibrd.runs")
 
 
+class Merges:
+    """Decides due steps on a few threads, at most one session per workspace at a time.
+
+    Deciding the steps of a session takes up to minutes. One that failed is tried again after
+    RETRY_SECONDS.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._merging: set[str] = set()
+        self._tried: dict[SessionKey, float] = {}
+
+    def start_due(self) -> int:
+        """Start to decide the due steps of all workspaces; return how many sessions were begun."""
+        with self._database.read() as store:
+            return self.start(store.run_steps.due_in_turns(MAX_DUE))
+
+    def start(self, due: Collection[DueSession]) -> int:
+        """Start to decide the steps of these sessions, those first that were not tried yet."""
+        now, begun = time.monotonic(), 0
+        keys = {one.key for one in due}
+        self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}
+        for key, workspace in sorted(due, key=lambda one: self._tried.get(one.key, 0.0)):
+            is_new = now - self._tried.get(key, -math.inf) >= RETRY_SECONDS
+            if is_new and workspace not in self._merging and len(self._merging) < MERGE_THREADS:
+                self._tried[key] = now
+                self._merging.add(workspace)
+                begun += 1
+                # a daemon, because a process must not wait for it when it ends
+                threading.Thread(
+                    target=self._merge, args=(key, workspace), name="merge", daemon=True
+                ).start()
+        return begun
+
+    def _merge(self, key: SessionKey, workspace: str) -> None:
+        try:
+            if decide(self._database, key, wait=0.0):
+                self._tried.pop(key, None)
+        except (*DATABASE_DOWN, ServiceError) as error:
+            _log.warning("step_not_merged", error=type(error).__name__)
+        finally:
+            self._merging.discard(workspace)
+
+
 class RunWatcher(Watcher[SessionKey, int]):
     """Watches the last decided step of each session, and starts merges for steps that are due.
 
-    Merging takes up to a minute, so it does not run on the polling thread. At most one merge per
-    workspace runs at a time.
+    Merging takes up to a minute, so it does not run on the polling thread.
     """
 
     def __init__(self, database: Database) -> None:
         super().__init__("runs", self._read_steps)
         self._database = database
         self._workspaces: dict[SessionKey, str] = {}
-        self._merging: set[str] = set()
-        self._tried: dict[SessionKey, float] = {}
-        self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+        self._merges = Merges(database)
 
     async def beyond(
         self, key: SessionKey, workspace: str, step: int, after: int, seconds: float
@@ -47,56 +90,27 @@ class RunWatcher(Watcher[SessionKey, int]):
             if key not in self._waiting:
                 self._workspaces.pop(key, None)
 
-    async def close(self) -> None:
-        """Stop polling and merging."""
-        await super().close()
-        self._merges.shutdown(wait=False, cancel_futures=True)
-
     def _read_steps(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
         """Return the last decided steps; a workspace that takes too long does not delay others."""
         by_workspace: dict[str | None, list[SessionKey]] = {}
         for key in keys:
             by_workspace.setdefault(self._workspaces.get(key), []).append(key)
-        due: list[SessionKey] = []
+        due: list[DueSession] = []
         found: dict[SessionKey, int] = {}
         failure: Exception | None = None
-        for mine in by_workspace.values():
+        for workspace, mine in by_workspace.items():
             try:
                 with self._database.read() as store:
-                    due += store.run_steps.due(mine, MAX_DUE)
+                    if workspace is not None:
+                        own = store.run_steps.due(mine, MAX_DUE)
+                        due += (DueSession(key, workspace) for key in own)
                     found |= store.run_steps.last_numbers(mine)
             except (*DATABASE_DOWN, ServiceError) as error:
                 failure = error
         if failure is not None and not found:
             raise failure
-        self._tried = {key: when for key, when in self._tried.items() if key in due}
-        now = time.monotonic()
-        for key in sorted(due, key=lambda key: self._tried.get(key, 0.0)):
-            workspace = self._workspaces.get(key)
-            is_new = now - self._tried.get(key, -RETRY_SECONDS) >= RETRY_SECONDS
-            if workspace is not None and workspace not in self._merging and is_new:
-                self._tried[key] = now
-                self._merging.add(workspace)
-                self._merges.submit(self._merge, key, workspace)
+        self._merges.start(due)
         return found
-
-    def _merge(self, key: SessionKey, workspace: str) -> None:
-        try:
-            decide(self._database, key, wait=0.0)
-        except (*DATABASE_DOWN, ServiceError) as error:
-            _log.warning("step_not_merged", error=type(error).__name__)
-        finally:
-            self._merging.discard(workspace)
-
-
-def decide_due(database: Database) -> int:
-    """Decide the due steps of all sessions; return the number of sessions.
-
-    Sessions that another thread of this process is deciding are skipped.
-    """
-    with database.read() as store:
-        due = store.run_steps.due(None, MAX_DUE)
-    return sum(decide(database, key, wait=0.0) for key in due)
 
 
 def release_merged(database: Database, limit: int = 100) -> int:

@@ -10,6 +10,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+WORKSPACE = re.compile(r"ws_[0-9a-f]{20}/")
 _KEY = re.compile(
     r"(?P<workspace>ws_[0-9a-f]{20})/(?:"
     r"datasets/(?P<dataset>ds_[0-9a-f]{20})-(?P<dataset_sha256>[0-9a-f]{64})"

@@ -6,16 +6,17 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -34,6 +35,8 @@ MIN_FREE = 16 << 20
 # timeouts of S3 calls: for a ping, for a map or a list, for a dataset; by default, calls to an
 # unreachable server are retried for three minutes, which is longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class Blobs:
         sign_endpoint: str = "",
     ) -> None:
         parts = urlsplit(url)
+        self.url = url
         self._on_damage = on_damage
         self._folder: Path | None = None
         self._signer: S3Store | None = None
@@ -256,17 +260,47 @@ def _translated_errors() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if "NoSuchBucket" in str(error):
-            logger.warning("blob_store_bucket_missing")
-            raise Unavailable("blobs_unavailable", "the blob store has no such bucket") from error
+        if _reason(str(error)) == NO_BUCKET:
+            raise _unavailable(str(error)) from error
         raise BlobMissing("blob_missing", "the stored bytes are missing") from error
     except (BaseError, OSError) as error:
         message = str(error)
         is_full = any(f"(os error {number})" in message for number in FULL)
         if is_full or getattr(error, "errno", None) in FULL:
             raise NoSpace("no_space", "the blob store is full: try again later") from error
-        logger.warning("blob_store_unavailable error=%s", message.partition("\n")[0])
-        raise Unavailable("blobs_unavailable", "the blob store is not responding") from error
+        raise _unavailable(message) from error
+
+
+NO_BUCKET = "NoSuchBucket"
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+# the address at which machines of AWS ask for credentials, if they have none of their own
+ASKED_FOR_CREDENTIALS = "169.254.169.254"
+
+
+def _reason(message: str) -> str:
+    """Return the code in an error message of S3, such as AccessDenied; empty if there is none."""
+    found = _CODE.search(message)
+    return found[1] if found else ""
+
+
+def _unavailable(message: str) -> Unavailable:
+    """Log why the store did not work; return an error that names S3's reason, if it gave one."""
+    reason = _reason(message)
+    logger.warning(
+        "blob_store_unavailable", extra={"error": message.partition("\n")[0], "reason": reason}
+    )
+    if reason == NO_BUCKET:
+        sentence = f"the blob store has no such bucket ({NO_BUCKET})"
+    elif reason:
+        sentence = f"the blob store reports {reason}"
+    elif ASKED_FOR_CREDENTIALS in message:
+        sentence = (
+            "there are no credentials for the blob store: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        )
+    else:
+        sentence = "the blob store is not responding"
+    return Unavailable("blobs_unavailable", sentence)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -321,7 +355,23 @@ class PendingBlobs:
             try:
                 self._blobs.delete(key)
             except ServiceError as error:
-                logger.warning("blob_left_to_sweep key=%s code=%s", key, error.code)
+                logger.warning("blob_left_to_sweep", extra={"key": key, "code": error.code})
+
+    @contextmanager
+    def named_in(self, transaction: AbstractContextManager[T]) -> Iterator[T]:
+        """Run the transaction that writes the row; if it fails before its commit, delete the blobs.
+
+        If the commit itself fails, the row may exist, so the blobs stay.
+        """
+        may_be_committed = False
+        try:
+            with transaction as store:
+                yield store
+                may_be_committed = True
+        except BaseException:
+            if not may_be_committed:
+                self.delete()
+            raise
 
     def check(self) -> None:
         """Raise if it is too late for a row to refer to the blobs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import math
 import shutil
 import sqlite3
@@ -14,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError
+from sqlalchemy.exc import (
+    DatabaseError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    TimeoutError,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from service.errors import NoSpace, Unavailable
+from service.errors import DatabaseDamaged, NoSpace, Unavailable
 from service.storage.repository import as_json
 from service.storage.store import Store
 from service.storage.write_turns import WriteTurns
@@ -41,7 +48,10 @@ SLOW = (
     "SQLITE_LOCKED",
     "SQLITE_INTERRUPT",
 )
+# primary error codes of a damaged SQLite file
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 BUSY_SECONDS = 10
+DAMAGED_SENTENCE = "the database file is damaged: run `calibrd doctor` on the server"
 BUSY = "the database took too long: try again"
 # connections of an API process or a worker; those beyond the first ten are closed after use
 POOL = {"pool_size": 10, "max_overflow": 20}
@@ -89,6 +99,8 @@ SQLITE_PRAGMAS = (
 )
 UNLIMITED = "unlimited"  # the execution option of connections without the time limit
 
+logger = logging.getLogger(__name__)
+
 
 class Database:
     """Transactions on SQLite or PostgreSQL.
@@ -100,7 +112,8 @@ class Database:
     ``unlimited`` is an engine without time limits, for migrations and the like. ``seconds`` limits
     how long a transaction on PostgreSQL waits for the server in total, whatever state the server is
     in, and how long a statement on SQLite takes. With ``leaves_room``, only transactions that
-    delete may write to a SQLite file on a nearly full disk.
+    delete may write to a SQLite file on a nearly full disk. ``is_damaged`` is set once SQLite has
+    reported that the file is damaged.
     """
 
     def __init__(
@@ -124,6 +137,7 @@ class Database:
         self._turns = WriteTurns(Path(self.url.database) if self.url.database else None)
         self._writing = self.engine.execution_options(writes=True)
         self._is_closed = False
+        self.is_damaged = False
         event.listen(self.engine, "checkin", self._returned)
         self._deadlines: Deadlines | None = None
         if seconds is not None and not self.is_sqlite:
@@ -136,7 +150,7 @@ class Database:
     def read(self, seconds: float | None = None) -> Iterator[Store]:
         """Begin a read-only transaction; ``seconds`` replaces the usual deadline."""
         with (
-            _translated_errors(),
+            self._translated_errors(),
             self._bound(self.engine, seconds) as bind,
             Session(bind) as session,
         ):
@@ -149,7 +163,7 @@ class Database:
             check_free(self._checked_folder, MIN_FREE_PART)
         with (
             self._turn(),
-            _translated_errors(),
+            self._translated_errors(),
             self._bound(self._writing) as bind,
             Session(bind) as session,
             session.begin(),
@@ -174,6 +188,25 @@ class Database:
         if self._deadlines is None:
             return nullcontext(engine)
         return self._deadlines.connected(engine, seconds)
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate errors for a damaged file, a full disk and a slow statement."""
+        try:
+            yield
+        except DatabaseError as error:
+            if is_damage(error):
+                if not self.is_damaged:
+                    logger.error("database_damaged", extra={"reason": str(error.orig)})
+                self.is_damaged = True
+                raise DatabaseDamaged("database_damaged", DAMAGED_SENTENCE) from error
+            name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))
+            is_temporary = isinstance(error, OperationalError | InternalError)
+            if is_temporary and name in FULL:
+                raise NoSpace("no_space", "the database disk is full: try again later") from error
+            if is_temporary and name in SLOW:
+                raise Unavailable("database_busy", BUSY) from error
+            raise
 
     def shorten_log(self) -> None:
         """Empty SQLite's write-ahead log if it is too long.
@@ -207,24 +240,16 @@ class Database:
             entry.close()
 
 
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite says that the file is damaged."""
+    cause = error.orig if isinstance(error, DatabaseError) else error
+    return int(getattr(cause, "sqlite_errorcode", 0)) & 0xFF in DAMAGED
+
+
 def embedded_file(url: str) -> Path | None:
     """Return the file of a SQLite database; None for other databases."""
     parsed = make_url(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Translate errors for a full disk and for a slow statement into service errors."""
-    try:
-        yield
-    except (OperationalError, InternalError) as error:
-        name = getattr(error.orig, "sqlite_errorname", getattr(error.orig, "sqlstate", None))
-        if name in FULL:
-            raise NoSpace("no_space", "the database disk is full: try again later") from error
-        if name in SLOW:
-            raise Unavailable("database_busy", BUSY) from error
-        raise
 
 
 def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[str, Any]:

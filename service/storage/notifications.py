@@ -81,7 +81,9 @@ class NotificationListener:
                     self._listen()
             except (SQLAlchemyError, self._driver_error, OSError) as error:
                 if self._backoff.is_first:
-                    logger.warning("notifications_unavailable error=%s", type(error).__name__)
+                    logger.warning(
+                        "notifications_unavailable", extra={"error": type(error).__name__}
+                    )
                 self._ended.wait(self._backoff.pause())
 
     def _listen(self) -> None:

@@ -22,6 +22,8 @@ Record = TypeVar("Record")
 PAGE_BYTES = 1 << 19
 # estimated size of a row without its strings
 ROW_BYTES = 256
+# size of a file system's block: a small file takes one
+FILE_BYTES = 4096
 DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers have to wait
 DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 DUPLICATE_POSTGRESQL = "23505"
@@ -94,7 +96,7 @@ class Repository:
         """Return how many rows (at least one) fit on a page, by the size of these columns."""
         size = self._size(*columns)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
-        return fitting(found, PAGE_BYTES)
+        return page_length(found, PAGE_BYTES)
 
     def _size(self, *columns: ColumnElement[Any]) -> ColumnElement[int]:
         """Return the total size of columns as text, in bytes."""
@@ -122,10 +124,10 @@ class Repository:
         return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
 
 
-def fitting(sizes: Iterable[int], most: int) -> int:
+def page_length(sizes: Iterable[int], most: int) -> int:
     """Return how many items fit on a page whose total size is at most ``most``; at least one.
 
-    >>> fitting([2, 2, 2], most=5), fitting([9, 1], most=5)
+    >>> page_length([2, 2, 2], most=5), page_length([9, 1], most=5)
     (2, 1)
     """
     return max(1, sum(total <= most for total in accumulate(sizes)))

@@ -94,13 +94,22 @@ def check_exists(file: Path) -> None:
     """Raise Invalid unless the file of an embedded database exists."""
     if not file.is_file():
         raise Invalid(
-            "no_database", f"there is no database at {file}: check --data-dir and --database-url"
+            "no_database",
+            f"there is no database at {file}: check --data-dir and --database-url. For a new "
+            "service, create it with `python -m service migrate`",
         )
 
 
 def check_current(database: Database) -> None:
     """Raise Invalid unless a database has the revision and the schema of this program."""
     found = revision_of(database)
+    if found is None:
+        raise Invalid(
+            "other_schema",
+            "the database is empty: check --data-dir and --database-url. If it contained data, "
+            "restore a backup; for a new service, run `python -m service migrate`",
+        )
+    _check_known(found)
     if found != newest_revision():
         raise Invalid(
             "other_schema",
@@ -114,6 +123,15 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory(str(MIGRATIONS))
 
 
+def _check_known(revision: str) -> None:
+    if not is_known(revision):
+        raise Invalid(
+            "newer_database",
+            f"the database is at revision {revision}, but this version of the service supports "
+            f"only up to {newest_revision()}: start the version that created it, or a newer one",
+        )
+
+
 def upgrade(database: Database) -> None:
     """Run the missing migrations; the caller holds the lock.
 
@@ -121,14 +139,10 @@ def upgrade(database: Database) -> None:
     does not match its revision.
     """
     before = revision_of(database)
-    if before is not None and not is_known(before):
-        raise Invalid(
-            "newer_database",
-            f"the database is at revision {before}, but this version of the service supports only "
-            f"up to {newest_revision()}: start the version that created it, or a newer one",
-        )
+    if before is not None:
+        _check_known(before)
     command.upgrade(alembic_config(database), "head")
     after = revision_of(database)
     check_schema(database, after or "")
     if after != before:
-        logger.info("database_migrated from=%s to=%s", before or "none", after)
+        logger.info("database_migrated", extra={"from": before, "to": after})

@@ -15,7 +15,7 @@ from service.errors import Conflict
 from service.fits.execution import failed
 from service.fits.service import WORKER_IS_ALIVE
 from service.maintenance.sweep import CHORE, sweep
-from service.runs.watcher import decide_due, release_merged
+from service.runs.watcher import Merges, release_merged
 from service.settings import HOUR, Settings
 from service.storage.blobs import Blobs
 from service.storage.database import TRANSIENT, Database
@@ -63,6 +63,7 @@ class Housekeeping:
         self._queues = queues
         self._device = device
         self._current_fits = current_fits
+        self._merges = Merges(database)
         self._last_beat = self._steady_since = -math.inf
         self._ended = threading.Event()
         # separate threads, because heartbeats must not wait for housekeeping, which may take long
@@ -112,11 +113,11 @@ class Housekeeping:
                 store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
-        """Decide the run steps that are due, and delete statistics that have been merged."""
+        """Begin to decide the run steps that are due; delete statistics that have been merged."""
         with self._database.read() as store:  # only read, as there is nearly always nothing to do
             is_due, is_merged = store.run_steps.due(None, 1), store.run_steps.unreleased(1)
         if is_due:
-            decide_due(self._database)
+            self._merges.start_due()
         if is_merged:
             release_merged(self._database)
 
@@ -163,7 +164,13 @@ class Housekeeping:
         except Conflict as error:
             _log.error("sweep_refused", detail=error.message)
         else:
-            _log.info("blobs_swept", summary=swept.summary())
+            _log.info(
+                "blobs_swept",
+                orphans=swept.orphans.total(),
+                bytes=swept.bytes,
+                kept=swept.kept,
+                unknown=swept.unknown,
+            )
 
     def _thread(self, name: str, task: Callable[[], None], every: float) -> threading.Thread:
         return threading.Thread(

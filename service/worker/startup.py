@@ -11,8 +11,10 @@ from calibrators import CalibrationSet, ExportError, FitError
 from calibrators.export.onnx import export
 from calibrators.methods.smart import Smart
 from service.access.keys import DEFAULT_WORKSPACE, workspace_named
+from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.upgrade import migration_lock, upgrade
+from service.storage.store_binding import bind, check_unused
+from service.storage.upgrade import migration_lock, revision_of, upgrade
 
 # estimates of a fit's memory may be too low
 MEMORY_MARGIN = 2
@@ -38,12 +40,22 @@ def limit_memory(fit_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
 
 
-def prepare_database(database: Database) -> None:
-    """Create or upgrade the tables and add the first workspace; safe to run concurrently."""
+def prepare_database(
+    database: Database, blobs: Blobs | None = None, *, adopt: bool = False
+) -> None:
+    """Create or upgrade the tables and add the first workspace; safe to run concurrently.
+
+    Given ``blobs``, raise Conflict unless they belong to the database; a new database refuses a
+    blob store that is in use. ``adopt`` makes them belong together.
+    """
     with migration_lock(database):
+        if blobs is not None and not adopt and revision_of(database) is None:
+            check_unused(blobs)
         upgrade(database)
         with database.write() as store:
             workspace_named(store, DEFAULT_WORKSPACE, make=True)
+    if blobs is not None:
+        bind(database, blobs, adopt=adopt)
 
 
 def warm_up(device: str) -> None:

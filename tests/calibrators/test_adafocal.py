@@ -200,6 +200,14 @@ def test_tied_edges_fewer_rows_than_bins_and_one_row():
     assert before.update(BinStatistics.from_confidences([0.7], [True])).step == 1
 
 
+def test_the_accuracy_of_split_ties_stays_within_its_bounds():
+    confidence = np.repeat([0.2, 0.4, 0.6, 0.8], [1, 46, 42, 49])
+    statistics = BinStatistics.from_confidences(confidence, confidence > 0.2)
+    table = statistics.equal_mass(15)
+    assert (table.correct_sum / table.count).max() > 1  # by rounding
+    assert AdaFocalState.initial(bins=15).update(statistics).accuracy.max() == 1
+
+
 def test_without_a_row_there_is_no_update():
     with pytest.raises(DataError, match="no rows have been observed"):
         AdaFocalState.initial().update(BinStatistics.empty())

@@ -17,7 +17,7 @@ from calibrators import (
     all_methods,
     fit_and_judge,
 )
-from calibrators.errors import OutOfTime, SmallSample
+from calibrators.errors import BoundarySolution, OutOfTime, SmallSample
 from calibrators.fitting.context import FitContext
 from calibrators.methods._cross_validation import Contest
 from calibrators.methods.additive import Additive, AdditiveMap
@@ -97,7 +97,7 @@ def test_few_rows_lean_on_the_prior() -> None:
 def test_all_right_does_not_become_certainty() -> None:
     data = draw(300, 3, temperature=1.0)
     right = CalibrationSet(data.logits, data.logits.argmax(axis=1))
-    with pytest.warns(SmallSample, match="every prediction on the fit set is correct"):
+    with pytest.warns(BoundarySolution, match="every prediction on the fit set is correct"):
         fitted = Auto().fit(right)
     assert 0.05 < fitted.temperature < 1
 

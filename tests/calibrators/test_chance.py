@@ -104,6 +104,46 @@ def test_columns_in_another_order_than_the_classes_are_at_chance(k: int) -> None
         assert report.chance.reordered_accuracy > 0.9
 
 
+@pytest.mark.parametrize("moved", [2, 3, 4])
+def test_some_columns_in_another_order_are_at_chance(moved: int) -> None:
+    rng = np.random.default_rng(moved)
+    data, classes = overconfident(4000, 10, 3.0, moved), rng.choice(10, moved, replace=False)
+    numbers = np.arange(10)
+    numbers[classes] = np.roll(classes, 1)
+    wrong = CalibrationSet(data.logits, numbers[data.labels])
+    report = fit_and_judge(make_recipe("temperature", {}), wrong).report
+    assert report.verdict is Verdict.AT_CHANCE
+    assert report.chance is not None
+    assert report.chance.reordered_classes == tuple(sorted(classes.tolist()))
+    assert report.chance.reordered_accuracy > report.chance.accuracy + 0.1
+    first, second = report.chance.reordered_classes[:2]
+    assert f"the columns of the classes {first}" in report.verdict_sentence
+    assert str(second) in report.verdict_sentence
+    assert Report.from_dict(report.to_dict()).chance == report.chance
+
+
+def test_a_map_that_puts_the_columns_in_order_is_not_at_chance() -> None:
+    data = overconfident(4000, 4, 3.0)
+    swapped = CalibrationSet(data.logits[:, [1, 0, 2, 3]], data.labels)
+    report = fit_and_judge(make_recipe("dirichlet", {}), swapped).report
+    assert report.verdict is Verdict.IMPROVED
+
+
+@pytest.mark.parametrize("k", [10, 100])
+def test_confused_classes_are_not_taken_for_another_order(k: int) -> None:
+    """Pairs that the model cannot tell apart, shifted priors and biased columns."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        labels = rng.choice(k, size=1000, p=rng.dirichlet(np.ones(k)))
+        logits = rng.normal(size=(1000, k)) + rng.normal(size=k)
+        rows = np.arange(1000)
+        logits[rows, labels] += 3.0
+        logits[rows, labels ^ 1] += 3.2  # even slightly more like the other class of the pair
+        found = chance_test(softmax(logits), labels)
+        assert found is not None
+        assert found.reordered_classes == ()
+
+
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.3])
 @pytest.mark.parametrize("auroc", [0.65, 0.9])
 def test_shifted_priors_are_not_taken_for_another_order(share: float, auroc: float) -> None:

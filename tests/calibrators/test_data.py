@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.samples import draw
 
-from calibrators import CalibrationSet, DataError
+from calibrators import CalibrationSet, DataError, get_method
 from calibrators.error_codes import hint_of
 from calibrators.errors import ClippedProbabilities, LooksLikeProbabilities
 from calibrators.methods.temperature import TemperatureScaling
@@ -121,10 +121,57 @@ def test_maps_warn_if_many_logits_look_like_probabilities() -> None:
     data = CalibrationSet(rng.normal(size=(200, 3)), rng.integers(0, 3, 200))
     fitted = TemperatureScaling().fit(data)
     p = softmax(data.logits[:20])
-    with pytest.warns(LooksLikeProbabilities, match='kind="probabilities"'):
-        fitted.apply(p)
-    fitted.apply(p[:19])
+    for rows in (p, p[:19], p[:1], p[:3].astype(np.float32)):
+        with pytest.warns(LooksLikeProbabilities, match="fitted on logits: pass the") as caught:
+            fitted.apply(rows)
+        assert caught[0].filename == __file__
+    fitted.apply([[0.2, 0.3, 0.4995]])  # a row of logits may sum to about 1 by chance
+    fitted.apply(np.eye(3))
     fitted.apply(data.logits)
+
+
+def test_maps_of_two_classes_warn_about_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.random(200)
+    labels = rng.random(200) < p
+    fitted = TemperatureScaling().fit(CalibrationSet(3 * np.log(p / (1 - p)), labels))
+    with pytest.warns(LooksLikeProbabilities, match="is a single number"):
+        fitted.apply(p)
+    fitted.apply(p[:50])
+    with pytest.warns(LooksLikeProbabilities, match="sums to 1"):
+        fitted.apply([[0.3, 0.7]])
+
+
+def test_warnings_about_zeros_point_at_the_caller() -> None:
+    rng = np.random.default_rng(0)
+    votes = rng.multinomial(100, [0.9, 0.09, 0.01], size=300) / 100
+    labels = np.where(rng.random(300) < 0.8, 0, votes.argmin(axis=1))
+    with pytest.warns(ClippedProbabilities, match=r"multiples of 0.01, so .* forest") as made:
+        data = CalibrationSet.from_probabilities(votes, labels)
+    fitted = TemperatureScaling().fit(data)
+    with pytest.warns(ClippedProbabilities) as applied:
+        fitted.apply(votes)
+    assert {one.filename for one in (*made, *applied)} == {__file__}
+
+
+def test_errors_of_labels_say_what_to_pass() -> None:
+    p = np.eye(2)[[0, 1, 0]]
+    for labels, words in (
+        (["no", "yes", "no"], r"np.searchsorted\(model.classes_, labels\)"),
+        ([0.0, 1.0, 0.0], r"labels.astype\(int\)"),
+        ([-1, 1, -1], r"\(labels > 0\).astype\(int\)"),
+    ):
+        with pytest.raises(DataError, match=words):
+            CalibrationSet(p, labels)
+
+
+def test_maps_have_a_short_repr() -> None:
+    data = draw(300, 3, temperature=2.0)
+    fitted = TemperatureScaling().fit(data)
+    assert repr(fitted) == f"TemperatureMap(k=3, temperature={fitted.temperature!r})"
+    vector = get_method("vector")().fit(data)
+    assert "weights=<array (3,)>" in repr(vector)
+    assert len(repr(get_method("additive")().fit(data))) < 600
 
 
 def test_labels_that_start_at_1_are_recognised() -> None:

@@ -17,7 +17,7 @@ METHODS = sorted(all_methods())
 
 def expected_of(name: str, code: str) -> list[str]:
     """Return a method's warnings on data for which temperature scaling warns with ``code``."""
-    own = {"identity": [], "auto": ["small_sample"], "temperature": [code], "segmented": [code]}
+    own = {"identity": [], "auto": [code], "temperature": [code], "segmented": [code]}
     own |= {name: [code] for name, one in all_methods().items() if one.needs_features}
     return own.get(name, [code, "fell_back"])
 

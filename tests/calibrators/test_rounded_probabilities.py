@@ -171,7 +171,7 @@ def test_sums_may_be_off_by_rounding() -> None:
     assert data.clipped.normalised == np.count_nonzero(off > 1e-3)
     assert data.clipped.raised == np.count_nonzero(given == 0)
     assert f"{data.clipped.raised} zeros were raised" in str(w[0].message)
-    assert "assumed to be rounded to 0.01" in str(w[0].message)
+    assert "multiples of 0.01" in str(w[0].message)
     broken = given.copy()
     broken[5] = 0
     with pytest.raises(DataError, match=r"sum to 1;.* \(1 row breaks this rule, first row 5\)"):

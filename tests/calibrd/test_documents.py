@@ -46,6 +46,10 @@ EXPECTED_OUTPUT = {
     "docs/how-to/choose-a-method.md": (),
     "docs/how-to/promote.md": ("insufficient_data\nneeds_force", "alias_has_moved\n2 None"),
     "docs/how-to/apply-in-fastapi.md": (),
+    "docs/how-to/apply-with-scikit-learn.md": (
+        "(450, 10) True\nimproved",
+        "digits-sklearn@1 improved",
+    ),
     "docs/how-to/apply-with-onnx.md": ("True\nsha256:",),
     "docs/how-to/apply-with-triton.md": ("the same in JSON: True", "unknown_segments; 1 of 4"),
 }
@@ -54,8 +58,8 @@ NOT_RUN = {
     "text": "what is printed",
     "console": "needs Docker, S3, PostgreSQL or another machine",
     "yaml": "configuration; tests/calibrd/test_command_line_guide.py runs the step for CI",
-    "python lightning": "tests/calibrd/test_training_lightning.py runs it",
-    "python transformers": "tests/calibrd/test_training_huggingface.py runs it",
+    'python title="train_lightning.py"': "tests/calibrd/test_training_lightning.py runs it",
+    'python title="train_transformers.py"': "tests/calibrd/test_training_huggingface.py runs it",
 }
 # first lines of blocks that are run by hand, or that would run these tests
 BY_HAND = ("import ray\n", "make serve ", "make wheel ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,15 @@ def test_it_is_the_fit_of_the_maths_on_any_arrays() -> None:
     assert fitted.report == plain.report
 
 
-def test_the_bar_is_full_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_outside_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    calibrd.fit_local(LOGITS, LABELS, method="smart", params={"steps": 20})
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_is_full_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     calibrd.fit_local(LOGITS, LABELS, method="smart", params={"steps": 20})
     shown = capsys.readouterr().err
     assert "fit smart: 100%" in shown

@@ -14,6 +14,7 @@ from helpers.live_service import Running
 import calibrd
 from calibrators import archive
 from calibrators.methods.temperature import TemperatureMap
+from calibrators.numerics.softmax import softmax
 from calibrators.report.report import evaluate
 from calibrd.cli.arguments import run
 from calibrd.cli.gate import rows_needed
@@ -209,3 +210,12 @@ def test_a_map_that_learns_nothing_may_be_gated_on_any_rows(tmp_path: Path) -> N
     np.savez(path, **drawn(600, temperature=1.0))
     assert run(["fit", str(path), "--method", "identity", "--out", str(fitted)]) == 0
     assert run(["gate", str(path), "--map", str(fitted), "--max-calibration-error", "0.9"]) == 0
+
+
+def test_probabilities_named_logits_are_refused(gated: Any) -> None:
+    rows = drawn(2000, temperature=2.0)
+    p = softmax(rows["logits"])
+    code, out = gated({**rows, "logits": p}, 0.03, "--json")
+    found = json.loads(out)["error"]
+    assert (code, found["code"]) == (3, "looks_like_probabilities")
+    assert "name the array in an npz 'probabilities'" in found["hint"]

@@ -163,7 +163,7 @@ def test_the_guide_runs_as_pasted(
 ) -> None:
     monkeypatch.setenv("CALIBRD_URL", service.url)
     monkeypatch.chdir(tmp_path)
-    tag = "python transformers"
+    tag = 'python title="train_transformers.py"'
     (block,) = [one for one in blocks_of("docs/how-to/train.md") if one.language == tag]
     exec(compile(block.code, "docs/how-to/train.md", "exec"), {"__name__": "guide"})  # noqa: S102
     assert capsys.readouterr().out.endswith("2\n")

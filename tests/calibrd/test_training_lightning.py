@@ -220,6 +220,7 @@ def test_the_guide_runs_as_pasted(
     monkeypatch.setenv("CALIBRD_URL", service.url)
     monkeypatch.chdir(tmp_path)
     guide = "docs/how-to/train.md"
-    (block,) = [one for one in blocks_of(guide) if one.language == "python lightning"]
+    tag = 'python title="train_lightning.py"'
+    (block,) = [one for one in blocks_of(guide) if one.language == tag]
     exec(compile(block.code, guide, "exec"), {"__name__": "guide"})  # noqa: S102
     assert capsys.readouterr().out.endswith("2\n")

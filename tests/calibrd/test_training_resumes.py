@@ -44,6 +44,20 @@ def test_a_late_service_does_not_rewind_the_run(
     assert line_of(client, run) == [1, 2, 3, 4]
 
 
+def test_a_run_that_goes_on_says_so(
+    line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = passes(2)
+    for fresh in (True, False, True):
+        caplog.clear()
+        with Monitor(line.url, run="twice", budget=30, fresh=fresh) as job:
+            stepped(job, batches[0])
+        words = (
+            "twice: this run is already at step 1 and is continued; pass fresh=True to start over"
+        )
+        assert caplog.messages == ([] if fresh else [words])
+
+
 def test_a_job_that_is_still_sending_does_not_rewind_the_next(
     line: FaultyLine, client: calibrd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,11 +6,12 @@ import obstore
 
 from service.maintenance.sweep import TOKEN
 from service.storage.blobs import Blobs
+from service.storage.store_binding import ID_KEY
 
 
 def keys(blobs: Blobs) -> list[str]:
-    """Return the keys of all blobs in order, except the sweeper's own."""
-    return sorted(blob.key for blob in blobs.list() if blob.key != TOKEN)
+    """Return the keys of all blobs in order, except the service's own notes."""
+    return sorted(blob.key for blob in blobs.list() if blob.key not in (TOKEN, ID_KEY))
 
 
 def content(blobs: Blobs, key: str) -> bytes:

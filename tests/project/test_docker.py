@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 from service.cli.arguments import command_parser
 from service.settings import MEGABYTE, PREFIX, Settings
+from service.storage.database import POOL
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = ("Dockerfile", "docker/worker-cuda.Dockerfile")
@@ -207,8 +208,11 @@ def test_settings_in_the_env_file_reach_our_services_and_no_others() -> None:
 
 
 def test_postgres_accepts_all_possible_connections() -> None:
-    needed = 31 * int(EXAMPLE["API_REPLICAS"]) + 50 * (int(EXAMPLE["WORKER_REPLICAS"]) + 1)
+    processes = int(EXAMPLE["API_REPLICAS"]) + int(EXAMPLE["WORKER_REPLICAS"]) + 1
+    needed = processes * (POOL["pool_size"] + POOL["max_overflow"] + 1)
     assert int(EXAMPLE["POSTGRES_CONNECTIONS"]) > needed
+    guide = (ROOT / "docs/how-to/postgresql-and-s3.md").read_text()
+    assert f"| worker | 3 | {needed // processes} |" in guide
 
 
 def test_compose_has_the_parts() -> None:

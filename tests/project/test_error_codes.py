@@ -34,6 +34,7 @@ STATUSES = {
     "BlobCorrupt": 500,
     "Unavailable": 503,
     "NoSpace": 507,
+    "DatabaseDamaged": 503,
 }
 
 

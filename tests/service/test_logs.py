@@ -38,6 +38,18 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in captured.err.splitlines()]
 
 
+def test_events_of_the_standard_library_have_fields_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("info", "json")
+    fields = {"from": None, "to": "0018", "data": [1], "key": KEY}
+    logging.getLogger("service.storage.upgrade").info("database_migrated", extra=fields)
+    (line,) = lines(capsys)
+    assert (line["event"], line["from"], line["to"]) == ("database_migrated", None, "0018")
+    assert "data" not in line
+    assert "s3cr3t" not in line["key"]
+
+
 def test_both_kinds_of_logs_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "json")
     structlog.get_logger("calibrd.access").info("request", status=200)

@@ -129,6 +129,8 @@ def test_images_write_to_two_folders_only(tmp_path: Path) -> None:
     if may_mount():
         refused = api.run("-c", "open('service/left', 'w')")
         assert "Read-only" in refused.stderr
+    made = api.run("-c", WITHOUT_TORCH, "migrate")
+    assert made.returncode == 0, made.stderr
     made = api.run("-c", WITHOUT_TORCH, "keys", "create", "--scopes", "admin")
     assert made.returncode == 0, made.stderr
     assert not worker.is_healthy()

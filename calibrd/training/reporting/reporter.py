@@ -23,6 +23,8 @@ _log = logging.getLogger("calibrd")
 
 # the service stores times less precisely, and a continued session begins slightly later
 SAME_SECONDS = 0.1
+# how training goes on from a step that the service has
+GOES_ON = "continues after"
 
 T = TypeVar("T")
 Service = Client | AsyncClient | Connection | str | None
@@ -91,6 +93,11 @@ class Reporter:
             )
         elif self._plan.decides == "service":
             self._at = Start(opened.step, opened.state)
+        elif how == GOES_ON:
+            self._warn(
+                "this run is already at step %d and is continued; pass fresh=True to start over",
+                self._at.step,
+            )
         elif how != "begins at":
             _log.info("%s: training %s step %d", self._plan.run, how, self._at.step)
         return self._at
@@ -175,7 +182,8 @@ class Reporter:
             here = self._fitting(recovered.last)
             if here is not None:
                 return here, "continues where this machine left off, from"
-        return self._fitting(known.start) or first, "begins at"
+        there = self._fitting(known.start)
+        return (there, GOES_ON) if there is not None and there.step else (first, "begins at")
 
     def _fitting(self, start: Start | None) -> Start | None:
         """Return the position if this plan can continue from it; otherwise the service refuses."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Any
 
 import structlog
+from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.metrics import Metrics, Record
 
 UNMATCHED = "unmatched"
+# statuses of requests that are refused before they reach their route
+REFUSED_EARLY = (401, 403, 408, 411, 413, 415, 429, 503)
 CLIENT_LEFT = 499  # recorded if the client disconnected before the response; never sent
 QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
 PAGE_POLICY = (
@@ -59,6 +63,7 @@ class RequestLog:
         self._kinds: dict[tuple[str, str, int], _Kind] = {}
         self._prefix = secrets.token_hex(6)
         self._numbers = count(1)
+        self._templates: list[tuple[Callable[[str], Any], str]] | None = None
         self._plain_routes: dict[Any, tuple[Any, ...]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +98,8 @@ class RequestLog:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
         template = self._template(scope)
+        if template == UNMATCHED and status in REFUSED_EARLY:
+            template = self._refused_template(scope)
         kind = self._kinds.get((template, method, status))
         if kind is None:
             kind = self._new_kind(template, method, status)
@@ -111,6 +118,17 @@ class RequestLog:
         else:
             route = scope.get("route") or self._plain_route(scope)
         return str(getattr(route, "path_format", UNMATCHED))
+
+    def _refused_template(self, scope: Scope) -> str:
+        """Return the path of the route that a request would have reached, had it been admitted."""
+        if self._templates is None:
+            found = iter_route_contexts(getattr(scope.get("app"), "routes", ()))
+            routes: list[Any] = [getattr(one, "starlette_route", None) or one for one in found]
+            self._templates = [
+                (one.path_regex.match, one.path_format) for one in routes if _has_path(one)
+            ]
+        path = scope["path"]
+        return next((template for match, template in self._templates if match(path)), UNMATCHED)
 
     def _plain_route(self, scope: Scope) -> Any:
         """Return the Starlette route that matched; FastAPI only provides its endpoint."""
@@ -133,6 +151,10 @@ class RequestLog:
         if label == method:  # methods invented by clients must not fill up the memory
             self._kinds[template, method, status] = kind
         return kind
+
+
+def _has_path(route: Any) -> bool:
+    return hasattr(route, "path_regex") and hasattr(route, "path_format")
 
 
 def _endpoint_of(route: Any) -> Any:
@@ -165,7 +187,12 @@ def _access_fields(scope: Scope, template: str, status: int, seconds: float) -> 
         "milliseconds": round(seconds * 1000, 3),
         "request_id": scope["request_id"],
     }
+    client = scope.get("client")
+    if client is not None:
+        fields["client"] = client[0]
     principal = scope.get("principal")
     if principal is not None:
         fields["actor"] = principal.actor
+        if principal.key is not None:
+            fields["key_id"] = principal.key
     return fields

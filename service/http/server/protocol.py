@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from service.http.middleware.fair_turns import ADDRESS
+from service.http.middleware.fair_turns import owner_of
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
 from service.http.server.connections import Connections
@@ -28,7 +28,7 @@ from service.http.server.read_turns import REQUEST_SECONDS, ReadTurns, TurnReade
 
 MAX_PIECES = 1000  # per read, which has at most 256 kB
 HEADER_OVERHEAD = 200  # bytes of memory that a header takes in addition to its text
-LONG_TARGETS = b"/predict"
+CALIBRATORS, LONG_TARGETS = b"/v1/calibrators/", b"/predict"
 UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
@@ -78,11 +78,8 @@ class HttpProtocol(TurnReader):
     @property
     def owner(self) -> str:
         """The owner whose turns this uses: the workspace of the last request, or the address."""
-        scope: Any = {} if self.cycle is None else self.cycle.scope
-        principal = scope.get("principal")
-        return (
-            f"{ADDRESS}{self._address}" if principal is None else f"workspace {principal.workspace}"
-        )
+        scope: Any = {"client": self.client} if self.cycle is None else self.cycle.scope
+        return owner_of(scope)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the resources of the connection, and notify the running request."""
@@ -93,6 +90,8 @@ class HttpProtocol(TurnReader):
         if self._running is not None:  # uvicorn only notifies the connection's last request
             self._running.disconnected = True
             self._running.message_event.set()
+        # after a reset, uvicorn leaves its timer, which holds this object for 75 s
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -135,8 +134,10 @@ class HttpProtocol(TurnReader):
             self.open_connections.set_idle(self, self._address)
 
     def _forget_request(self) -> None:
-        """Keep only the owner of a finished request; its target and headers may take 128 kB."""
-        self.cycle.scope = {"principal": self.cycle.scope.get("principal")}  # type: ignore[typeddict-item]
+        """Keep only the owner of a finished request; the rest may take 200 kB."""
+        scope: Any = self.cycle.scope
+        self.cycle.body = bytearray()
+        self.cycle.scope = {name: scope.get(name) for name in ("principal", "client")}  # type: ignore[assignment]
         if not self._in_head:  # else these already belong to the next request
             self.scope = self.cycle.scope
             self.url, self.headers = b"", []
@@ -206,7 +207,8 @@ class HttpProtocol(TurnReader):
             self._stop(refusals.too_long_path())
         if len(self.url) <= MAX_TARGET_BYTES or not has_query:
             return
-        may_be_long = self.parser.get_method() == b"GET" and path.endswith(LONG_TARGETS)
+        is_predict = path.startswith(CALIBRATORS) and path.endswith(LONG_TARGETS)
+        may_be_long = is_predict and self.parser.get_method() == b"GET"
         if not may_be_long or len(self.url) > MAX_HEAD_BYTES:
             self._stop(refusals.too_long_query())
 

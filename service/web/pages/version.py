@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request, Response
 from markupsafe import Markup
 
-from calibrators import Report, charts
+from calibrators import Report, all_methods, charts
 from calibrators.fitting.fallback import fallback_sentence
 from calibrators.report import html_tables
 from service.access.permissions import Scope
@@ -82,6 +82,7 @@ def version_page(
         "libraries": _trusted(html_tables.plain(version.libraries)),
         "fit_info": _fit_info(version.fit_info),
         "fell_back": fallback_sentence(version.fit_info),
+        "chosen": _chosen(version),
         "candidates": _candidates(version.fit_info.get("candidates"), report),
         "why_no_onnx": versions.why_no_onnx(version),
         "seen": notes_digest(version),
@@ -98,6 +99,7 @@ def annotate_version(
     """Change tags and description; the other fields of a version never change."""
     tags = read_tags(form.text("tags"))
     description = form.text("description")
+    joined.quota.check_notes(joined.database, caller.workspace, tags, description)
     with joined.database.write() as store:
         there = versions.find(store, caller, name, number)
         if form.text("seen") != notes_digest(there):
@@ -128,6 +130,13 @@ def read_tags(text: str) -> dict[str, str]:
             raise Invalid("bad_tag", f"tags {rule}, got {line.strip()[:80]!r}")
         found[name] = value
     return found
+
+
+def _chosen(version: Version) -> str:
+    """Return the method that ``auto`` chose; empty if it did not. Registered maps are untrusted."""
+    winner = version.fit_info.get("winner")
+    known = isinstance(winner, str) and winner in all_methods()
+    return str(winner) if known and winner != version.method else ""
 
 
 def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:

@@ -74,7 +74,8 @@ def refusal(done: Done) -> str:
 def test_a_wrong_setting_is_reported_in_one_line(
     verb: str, flag: str, value: str, said: str, tmp_path: Path
 ) -> None:
-    assert said in refusal(here(verb, "--data-dir", tmp_path, flag, value))
+    blobs = () if flag == "--blobs-url" else ("--blobs-url", (tmp_path / "blobs").as_uri())
+    assert said in refusal(here(verb, "--data-dir", tmp_path, *blobs, flag, value))
 
 
 def test_a_host_that_is_not_this_machine(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_database_or_is_read_only(tmp_path: Path) -> None:
     file = tmp_path / "calibrd.db"
     file.write_bytes(b"no database at all" * 100)
-    assert "cannot use the database" in refusal(here("migrate", "--data-dir", tmp_path))
+    assert "the database file is damaged" in refusal(here("migrate", "--data-dir", tmp_path))
     file.write_bytes(b"")
     file.chmod(0o444)
     assert "cannot use the database" in refusal(command("migrate", "--data-dir", tmp_path))
@@ -157,6 +158,7 @@ def test_unknown_variables_cause_a_warning(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "a b?c#d%41"
+    assert here("migrate", "--data-dir", folder).returncode == 0
     made = here("keys", "create", "--scopes", "admin", "--data-dir", folder)
     assert made.returncode == 0
     assert here("keys", "list", "--data-dir", folder).stdout.count("unnamed") == 1
@@ -318,7 +320,12 @@ def test_help_names_every_command_and_setting(
 
 @pytest.mark.parametrize(
     ("words", "lacks_turn"),
-    [(["sweep"], False), (["keys", "create"], False), (["sweep"], True), (["doctor"], True)],
+    [
+        (["sweep"], False),
+        (["keys", "create", "--scopes", "admin"], False),
+        (["sweep"], True),
+        (["doctor"], True),
+    ],
 )
 def test_a_read_only_data_directory_is_reported_in_one_line(
     words: list[str], lacks_turn: bool, tmp_path: Path

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.backends import add_database
 from helpers.live_service import ROOT, running
 from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
@@ -32,6 +33,7 @@ def command(*arguments: str, data_dir) -> subprocess.CompletedProcess[str]:
 
 
 def test_command_line_life_of_a_key(tmp_path):
+    add_database(tmp_path)
     scopes = ("--scopes", "fit,predict", "--scopes", "admin")
     made = command("keys", "create", *scopes, "--name", "ci", data_dir=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -60,6 +62,7 @@ def test_command_line_life_of_a_key(tmp_path):
 
 
 def test_the_first_key_needs_admin(tmp_path):
+    add_database(tmp_path)
     refused = command("keys", "create", data_dir=tmp_path)
     assert refused.returncode == 2
     assert refused.stdout == ""
@@ -81,6 +84,7 @@ def test_the_first_key_needs_admin(tmp_path):
     ],
 )
 def test_command_line_mistakes_are_one_line(tmp_path, arguments, capsys):
+    add_database(tmp_path)
     assert run(["keys", *arguments, "--data-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -108,6 +112,7 @@ def test_a_key_is_shown_only_once_it_is_stored(
         if session.scalar(select(func.count()).select_from(keys)) == 2:
             raise NoSpace("no_space", "the database disk is full")
 
+    add_database(tmp_path)
     arguments = ["keys", "create", "--scopes", "admin", "--data-dir", str(tmp_path)]
     assert main(arguments) == 0
     assert TOKEN.search(capsys.readouterr().out)
@@ -119,7 +124,13 @@ def test_a_key_is_shown_only_once_it_is_stored(
     assert "cal_" not in capsys.readouterr().out
 
 
-def test_a_new_database_is_announced(tmp_path: Path) -> None:
-    for expected in (True, False):
-        made = command("keys", "create", "--scopes", "admin", data_dir=tmp_path / "typo")
-        assert ("created a new database" in made.stderr) is expected
+def test_a_wrong_data_directory_is_refused_and_not_created(tmp_path: Path) -> None:
+    folder = tmp_path / "typo"
+    for action in ("create", "list"):
+        refused = command("keys", action, "--scopes", "admin", data_dir=folder)
+        assert refused.returncode == 2
+        assert f"there is no database at {folder}" in refused.stderr
+        assert "python -m service migrate" in refused.stderr
+        assert not folder.exists()
+    assert command("migrate", data_dir=folder).returncode == 0
+    assert command("keys", "create", "--scopes", "admin", data_dir=folder).returncode == 0

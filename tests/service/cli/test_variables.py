@@ -40,7 +40,7 @@ def test_the_docs_name_every_variable_of_the_sdk_and_none_that_is_not_read() -> 
 def test_no_documented_variable_is_warned_of(tmp_path: Path) -> None:
     given = dict.fromkeys([*SDK_VARIABLES, "CALIBRD_DATADIR"], str(tmp_path))
     assert unknown_variables(given) == {"CALIBRD_DATADIR": "CALIBRD_DATA_DIR"}
-    words = ["keys", "create", "--scopes", "admin", "--data-dir", str(tmp_path / "data")]
+    words = ["migrate", "--data-dir", str(tmp_path / "data")]
     done = subprocess.run(
         [sys.executable, "-m", "service", *words],
         capture_output=True,

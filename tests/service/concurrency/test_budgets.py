@@ -111,6 +111,29 @@ def test_owners_that_fill_all_threads_do_not_block_others():
     asyncio.run(check())
 
 
+def test_a_timer_that_fires_a_moment_early_still_brings_a_spare_thread():
+    """The clocks of event loops are rounded, so the time that passed may seem a little shorter."""
+
+    async def check() -> None:
+        loop, executor, blocked = (
+            asyncio.get_running_loop(),
+            FairExecutor("test", 1),
+            threading.Event(),
+        )
+        slow = asyncio.create_task(executor.run("one", blocked.wait, 30))
+        await asyncio.sleep(0.05)
+        call_later = loop.call_later
+        loop.call_later = lambda delay, *call: call_later(delay - 0.1, *call)  # type: ignore[method-assign]
+        try:
+            assert await asyncio.wait_for(executor.run("other", int), SPARE_AFTER + 5) == 0
+        finally:
+            blocked.set()
+        assert await slow
+        executor.close()
+
+    asyncio.run(check())
+
+
 def test_a_caller_that_leaves_while_it_waits_for_a_thread_takes_none():
     async def check() -> None:
         executor, blocked = FairExecutor("test", 1), threading.Event()

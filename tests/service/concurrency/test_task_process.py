@@ -38,10 +38,10 @@ def process() -> Iterator[TaskProcess]:
 def test_an_idle_process_ends_and_the_next_task_starts_another(
     process: TaskProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_process, "IDLE_SECONDS", 0.2, raising=False)
     assert process.run("any", {}, 10) == b"ok"
     first = process._process
     assert first is not None
+    monkeypatch.setattr(task_process, "IDLE_SECONDS", 0.2)
     assert process.run("any", {}, 10) == b"ok"
     assert process._process is first
     first.wait(10)

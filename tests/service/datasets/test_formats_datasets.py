@@ -218,7 +218,7 @@ def test_rows_of_rounded_probabilities_may_sum_to_less(tmp_path, format, packed)
     path = written(tmp_path, format, "probabilities", rows, labels, packed=packed)
     limits = Limits(bytes=1 << 24, json_bytes=1 << 24, classes=100)
     assert inspect(path, format, "probabilities", limits).rows == 3000
-    with pytest.warns(ClippedProbabilities, match="assumed to be rounded to 0.01"):
+    with pytest.warns(ClippedProbabilities, match="multiples of 0.01"):
         data = load(path, format, "probabilities")
     assert data.zeros.rounding == 0.01
 

@@ -86,6 +86,18 @@ def test_a_workspace_with_enough_running_fits_leaves_workers_to_others(place: Pl
     assert found.id == first[2]
 
 
+def test_a_claim_without_a_fit_writes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write to SQLite wakes all workers, which would claim again, fifty times a second."""
+    orders(place, 2)
+    assert claimed(place, most_running=1) is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(place.database, "write", lambda: pytest.fail("it wrote"))
+        assert claimed(place, most_running=1) is None
+    assert claimed(place, most_running=2) is not None
+
+
 def test_a_worker_takes_from_its_own_queues(place: Place) -> None:
     data = place.dataset()
     gpu = place.start_fit(data, QUICK, queue=GPU)

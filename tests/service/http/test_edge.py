@@ -145,6 +145,7 @@ def test_one_access_line_without_the_query(app: RequestLog) -> None:
             "path": "/v1/things/a",
             "status": 200,
             "request_id": "r1",
+            "client": "127.0.0.1",
             "actor": "ana",
         }
     ]

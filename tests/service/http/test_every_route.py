@@ -122,6 +122,17 @@ def test_public_routes_are_those_that_the_guard_names(locked: Locked) -> None:
             assert locked.ask(call, {}).status_code in allowed, str(call)
 
 
+@pytest.mark.parametrize("number", ["9" * 30, "-" + "9" * 30, "0", "-1"])
+def test_numbers_beyond_those_of_the_database_are_refused(locked: Locked, number: str) -> None:
+    numbers = dict.fromkeys(("number", "version", "step"), number)
+    admin = bearer(locked.tokens[Scope.ADMIN])
+    calls = [one for one in locked.calls if any(f"{{{name}}}" in one.path for name in numbers)]
+    assert len(calls) > 10
+    for call in calls:
+        answer = locked.client.request(call.method, call.url(**PLACES | numbers), headers=admin)
+        assert 400 <= answer.status_code < 500, (str(call), answer.text)
+
+
 def test_no_route_responds_without_a_valid_key(locked: Locked) -> None:
     tried = 0
     for call in locked.calls:

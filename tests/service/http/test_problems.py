@@ -74,7 +74,7 @@ def test_a_service_error_is_its_status_and_sentence(code: str, path: str) -> Non
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {
         "type": f"urn:calibrd:problem:{code}",
-        "title": code.replace("_", " ").capitalize(),
+        "title": ERROR_CODES[code].meaning.removesuffix("."),
         "status": ERROR_CODES[code].status,
         "detail": "Some sentence.",
         "code": code,

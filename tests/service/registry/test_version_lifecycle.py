@@ -117,6 +117,7 @@ def test_progress_comes_as_events_and_ends(client):
     assert last["versions"] == [1]
     assert (last["progress"]["step"], last["progress"]["total"]) == (1000, 1000)
     assert last["progress"]["loss"] is not None
+    assert last["progress"]["methods_done"] == last["progress"]["methods"] == 1
 
 
 def test_running_fit_is_cancelled_and_writes_nothing(client):

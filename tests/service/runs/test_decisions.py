@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.backends import Embedded
 from helpers.fit_fixtures import Place
+from helpers.live_service import wait_until
 from helpers.run_posts import post
 from sqlalchemy import event, func, select
 
@@ -21,10 +22,11 @@ from calibrators.adafocal import BinStatistics
 from calibrators.adafocal.statistics import EXACT_ROWS
 from service.access.permissions import Principal, Scope
 from service.errors import Unavailable
+from service.runs import watcher as watcher_module
 from service.runs.repository import AT_ONCE
 from service.runs.service import RELEASED_AT_ONCE, SentStatistics, advance
 from service.runs.sessions import Opening, open_session
-from service.runs.watcher import RunWatcher, decide_due, release_merged
+from service.runs.watcher import Merges, RunWatcher, release_merged
 from service.storage.database import Database
 from service.storage.records import RunSession, RunStep, SessionKey
 from service.storage.run_tables import run_statistics, run_steps
@@ -45,13 +47,19 @@ def caller(place: Place) -> Principal:
     return Principal(place.workspace, "tests", frozenset({Scope.FIT}))
 
 
-def opened(place: Place, ranks: int, merge_timeout: float = 3600.0) -> RunSession:
+def opened(
+    place: Place,
+    ranks: int,
+    merge_timeout: float = 3600.0,
+    *,
+    name: str = "job",
+    workspace: str | None = None,
+) -> RunSession:
     """Open a monitor's session in which the service decides."""
-    asked = Opening(
-        "job", "monitor", None, ranks, "service", merge_timeout, "a", None, None, {}, ""
-    )
+    asked = Opening(name, "monitor", None, ranks, "service", merge_timeout, "a", None, None, {}, "")
+    by = Principal(workspace or place.workspace, "tests", frozenset({Scope.FIT}))
     with place.database.write() as store:
-        return open_session(store, caller(place), asked).session
+        return open_session(store, by, asked).session
 
 
 def record(database: Database, session: RunSession, ranks: range, content: bytes) -> None:
@@ -170,6 +178,38 @@ def test_an_unreadable_workspace_delays_no_other(place: Place) -> None:
         event.remove(place.database.engine, "before_cursor_execute", fail)
 
 
+def test_sessions_that_take_long_or_fail_delay_no_other_workspace(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.database.write() as store:
+        other = store.keys.add_workspace("other").id
+    mine = [opened(place, 1, name=f"job{number}") for number in range(120)]
+    for one in mine:
+        record(place.database, one, range(1), rows(3).to_bytes())
+    theirs = opened(place, 1, workspace=other)
+    record(place.database, theirs, range(1), rows(3).to_bytes())
+    done, ended = [], threading.Event()
+
+    def slow(_: Database, key: SessionKey, **__: Any) -> bool:
+        done.append(key.run)
+        if key.run != theirs.run:
+            ended.wait(60)
+        return key.run == theirs.run
+
+    monkeypatch.setattr(watcher_module, "decide", slow)
+    merges = Merges(place.database)
+    try:
+        assert merges.start_due() == 2  # one of each workspace
+        wait_until(lambda: theirs.run in done)
+    finally:
+        ended.set()
+    wait_until(lambda: not merges._merging)
+    assert merges.start_due() >= 2
+    wait_until(lambda: not merges._merging)
+    failed = [one for one in done if one != theirs.run]
+    assert len(set(failed)) == len(failed) >= 2  # none is tried again at once
+
+
 def kept(place: Place) -> int:
     """Return the number of statistics that still have their bytes."""
     with place.database.read() as store:
@@ -207,7 +247,7 @@ def test_only_one_of_many_deciders_writes(place: Place) -> None:
     with place.database.read() as store:
         assert store.session.scalar(select(func.count()).select_from(run_steps)) == 1
     assert decided(place, session).metrics["rows"] == 5 * ranks
-    assert decide_due(place.database) == 0
+    assert Merges(place.database).start_due() == 0
 
 
 @contextmanager

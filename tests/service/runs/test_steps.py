@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from calibrators.adafocal import AdaFocalState, BinStatistics
 from service.runs import service
 from service.runs.repository import AT_ONCE
-from service.runs.watcher import decide_due
+from service.runs.watcher import Merges
 from service.storage.run_tables import run_sessions, run_statistics
 
 pytestmark = pytest.mark.both_backends
@@ -140,7 +140,8 @@ def test_workers_decide_steps_that_no_one_polls(tenant: httpx.Client, shared_app
     good(post(tenant, "job", "a", 1, seen(1)))
     database = shared_app.app.state.parts.database
     assert history(tenant, "job") == []
-    (step,) = wait_until(lambda: decide_due(database) and history(tenant, "job"))
+    merges = Merges(database)
+    (step,) = wait_until(lambda: merges.start_due() == 0 and history(tenant, "job"))
     assert (step["ranks"], step["partial"]) == ([0], True)
 
 
@@ -183,7 +184,8 @@ def test_an_undecidable_session_delays_no_other(tenant: httpx.Client, shared_app
         store.session.execute(wrong.values(statistics=b"CBS1"))
     time.sleep(SOON)
     with capture_logs() as logs:
-        assert decide_due(database) >= 2
+        merges, names = Merges(database), ("one", "three")
+        wait_until(lambda: merges.start_due() == 0 and all(history(tenant, one) for one in names))
     assert "step_not_decided" in [one["event"] for one in logs]
     for name, step in (("one", 1), ("two", 0), ("three", 1)):
         assert state_of(tenant, name)["step"] == step

@@ -8,7 +8,9 @@ import pytest
 from helpers import raw_blobs as stored
 from helpers.live_service import in_process
 from helpers.registration import temperature_registration
+from helpers.samples import draw, suited
 
+from calibrators import all_methods, archive
 from service.serving import map_cache
 
 pytestmark = pytest.mark.both_backends
@@ -98,6 +100,19 @@ def test_a_corrupt_map_is_never_served_and_the_old_one_stays_in_use(local):
     stored.overwrite(blobs, key, content)
     local.app.state.parts.maps.refresh()
     assert served(local, "c").json()["version"] == 2
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("method", sorted(all_methods()))
+def test_applying_a_map_adds_nothing_to_its_size(method):
+    """Otherwise the cache would hold more than it counts."""
+    recipe = all_methods()[method](**({"steps": 20} if method == "smart" else {}))
+    data = suited(draw(600, 5), recipe)
+    fitted = archive.load(archive.dump(recipe.fit(data)))
+    map_cache.compute_properties(fitted)
+    size = map_cache.size_of(fitted)
+    fitted.apply_set(data)
+    assert map_cache.size_of(fitted) == size
 
 
 def test_missing_map_is_reported(local):

@@ -63,7 +63,7 @@ def paused(server: Postgres) -> Iterator[None]:
 
 @pytest.fixture
 def service(url: str, tmp_path: Path) -> Iterator[Running]:
-    settings = environment({"database_url": url})
+    settings = environment({"database_url": url, "blobs_url": (tmp_path / "blobs").as_uri()})
     with running(tmp_path, "--workers", "0", **settings) as started:
         yield started
 

@@ -12,7 +12,7 @@ from helpers.tcp_proxy import line
 from sqlalchemy import make_url
 
 from service.errors import Unavailable
-from service.storage.blobs import Blobs
+from service.storage.blobs import Blobs, _unavailable
 
 
 def test_health_and_readiness_respond_while_the_store_hangs(
@@ -42,3 +42,15 @@ def test_a_missing_bucket_is_not_damage(shared_fleet: Fleet) -> None:
         with pytest.raises(Unavailable):
             call()
     assert not damages
+
+
+def test_the_reason_of_s3_is_named(shared_fleet: Fleet, tmp_path: Path) -> None:
+    settings = {**shared_fleet.settings(tmp_path), "blobs_url": "s3://no-such-bucket/x"}
+    with in_process(**settings) as client:
+        assert "NoSuchBucket" in client.get("/readyz").json()["blobs"]
+
+
+def test_refused_access_and_missing_credentials_are_named() -> None:
+    denied = "Client error with status 403 Forbidden: <Error><Code>AccessDenied</Code></Error>"
+    assert _unavailable(denied).message == "the blob store reports AccessDenied"
+    assert "AWS_ACCESS_KEY_ID" in _unavailable("connect to 169.254.169.254: timed out").message

@@ -311,3 +311,15 @@ def test_a_method_that_fell_back_is_shown(tmp_path: Path) -> None:
         shown = local.get("/calibrators/right/versions/1").text
     assert "smart fell back to temperature scaling: why <small>fell_back</small>" in shown
     assert 'smart <span class="muted">(fell back to temperature scaling)</span>' in shown
+
+
+def test_the_method_that_auto_chose_is_shown(tmp_path: Path) -> None:
+    fitted = TemperatureMap(k=3, temperature=1.5, fit_info={"winner": "additive"})
+    with in_process(tmp_path, database_url="") as local:
+        sent = local.post("/v1/calibrators/chosen/versions", json=registration(fitted))
+        assert sent.status_code == 201, sent.text
+        for winner, words in (("additive", "<dd>auto (additive)"), (MARKUP, "<dd>auto</dd>")):
+            with local.app.state.parts.database.write() as store:  # as a fit of the service does
+                values = {"method": "auto", "fit_info": {"winner": winner}}
+                store.session.execute(update(versions).values(values))
+            assert words in local.get("/calibrators/chosen/versions/1").text

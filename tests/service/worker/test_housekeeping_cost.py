@@ -86,20 +86,24 @@ def _reads_all(step: str) -> bool:
     return step.startswith(("SCAN fits", "SCAN datasets")) and not step.endswith(few)
 
 
+def lengthen_log(place: Place) -> Path:
+    """Write a log that is too long during a read, and return its path."""
+    assert place.database.url.database is not None
+    log = Path(f"{place.database.url.database}-wal")
+    for number in range(3):
+        with place.database.write() as store:
+            store.chores.set_note(f"long {number}", "x" * LOG_BYTES)
+    assert log.stat().st_size > 2 * LOG_BYTES
+    return log
+
+
 def test_a_log_that_overlapping_reads_made_long_is_emptied(place: Place) -> None:
     if not place.database.is_sqlite:
         place.database.shorten_log()  # there is none
         return
-    assert place.database.url.database is not None
-    log = Path(f"{place.database.url.database}-wal")
     with place.database.read() as reader:
         reader.chores.note("any")
-        for number in range(3):
-            with place.database.write() as store:
-                text = "x" * LOG_BYTES
-                store.chores.set_note(f"long {number}", text)
-        long = log.stat().st_size
-    assert long > 2 * LOG_BYTES
+        log = lengthen_log(place)
     place.database.shorten_log()
     assert log.stat().st_size == 0
     with place.database.write() as store:
@@ -111,13 +115,9 @@ def test_a_log_that_overlapping_reads_made_long_is_emptied(place: Place) -> None
 def test_a_long_read_delays_writers_little_while_the_log_is_emptied(place: Place) -> None:
     if not place.database.is_sqlite:
         pytest.skip("PostgreSQL has its own log")
-    assert place.database.url.database is not None
-    log = Path(f"{place.database.url.database}-wal")
     with place.database.read() as reader:
         reader.chores.note("any")
-        for number in range(3):
-            with place.database.write() as store:
-                store.chores.set_note(f"long {number}", "x" * LOG_BYTES)
+        log = lengthen_log(place)
         begun = time.monotonic()
         place.database.shorten_log()
         assert time.monotonic() - begun < BUSY_SECONDS / 2  # it was at least BUSY_SECONDS

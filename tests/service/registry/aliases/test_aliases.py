@@ -175,7 +175,7 @@ def test_other_processes_see_a_move_within_two_seconds(backend, tmp_path):
 def test_bad_names_of_aliases(tenant, name):
     register(tenant, 1.0)
     answer = tenant.put(f"/v1/calibrators/c/aliases/{name}", json={"version": 1})
-    assert answer.status_code == 422
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_name")
 
 
 def test_alias_of_a_missing_version(tenant):
