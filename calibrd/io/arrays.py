@@ -29,7 +29,8 @@ def as_array(values: Any, name: str = "values") -> Array:
     (2, 2)
     >>> as_array(["cat", "dog"], "labels")
     Traceback (most recent call last):
-    calibrators.errors.DataError: labels must be class indices 0..k-1, got text such as 'cat'
+    calibrators.errors.DataError: labels must be class indices 0..k-1, got text such as 'cat': \
+for class names pass np.searchsorted(model.classes_, labels)
     """
     try:
         array = _unmasked(values, name) if isinstance(values, np.ndarray) else _read(values, name)

@@ -23,7 +23,7 @@ from service.errors import DatabaseDamaged, Invalid, ServiceError
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database, is_damage
-from service.storage.store_binding import check_bound
+from service.storage.store_identity import check_bound
 from service.storage.upgrade import open_current
 from service.worker.startup import prepare_database
 

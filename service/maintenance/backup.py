@@ -52,7 +52,7 @@ from service.storage.blob_keys import (
 )
 from service.storage.blobs import FULL, Blobs, fsync_paths
 from service.storage.database import Database, embedded_file
-from service.storage.store_binding import ID_KEY, check_bound
+from service.storage.store_identity import ID_KEY, check_bound
 from service.storage.upgrade import (
     check_current,
     check_exists,

@@ -34,7 +34,7 @@ from service.storage.blob_keys import dataset_key, judged_key, map_key, onnx_key
 from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Fit, FitStatus, Version
-from service.storage.store_binding import check_bound
+from service.storage.store_identity import check_bound
 
 
 class Doctor:

@@ -13,7 +13,7 @@ from sqlalchemy import URL
 
 from service.errors import DatabaseDamaged, Unavailable
 from service.storage.database import Database, is_damage
-from service.storage.store_binding import CHORE, UNCONFIRMED
+from service.storage.store_identity import CHORE, UNCONFIRMED
 from service.storage.upgrade import VERSION_TABLE
 
 NOT_WRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)

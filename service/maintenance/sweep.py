@@ -29,7 +29,7 @@ from service.storage.blob_keys import OF_VERSIONS, BlobKind, ParsedKey, parse_ke
 from service.storage.blobs import Blob, Blobs
 from service.storage.database import Database
 from service.storage.store import Store
-from service.storage.store_binding import ID_KEY
+from service.storage.store_identity import ID_KEY
 
 BATCH = 500
 CHORE = "sweep"

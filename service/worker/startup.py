@@ -13,7 +13,7 @@ from calibrators.methods.smart import Smart
 from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.store_binding import bind, check_unused
+from service.storage.store_identity import bind, check_unused
 from service.storage.upgrade import migration_lock, revision_of, upgrade
 
 # estimates of a fit's memory may be too low

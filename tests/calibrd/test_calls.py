@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -180,8 +181,11 @@ def test_numbers_of_numpy_are_sent(waiting: calibrd.Client) -> None:
 
 
 def test_the_bar_of_a_fit_shows_step_and_loss(
-    waiting: calibrd.Client, capsys: pytest.CaptureFixture[str]
+    waiting: calibrd.Client,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fit = waiting.start_fit("shown", LOGITS, LABELS, methods=["temperature"], progress=False)
     told = {"method": "smart", "methods_done": 0, "methods": 1, "step": 420, "total": 2000}
     with FitProgress(fit, shown=True) as bar:

@@ -355,7 +355,10 @@ def test_a_store_has_a_host(server: Hostile, url: Any) -> None:
         client.upload(logits, labels, progress=False)
 
 
-def test_progress_shows_what_can_be_shown(server: Hostile, client: calibrd.Client) -> None:
+def test_progress_shows_what_can_be_shown(
+    server: Hostile, client: calibrd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fit = {
         "id": "f",
         "calibrator": "good",

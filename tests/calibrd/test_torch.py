@@ -202,7 +202,10 @@ class ByName(nn.Module):
         return SimpleNamespace(logits=self.inner(features))
 
 
-def test_collect_logits(model: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_logits(
+    model: nn.Module, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     features, truth = torch.randn(50, 4), torch.arange(50) % 5
     loader = DataLoader(TensorDataset(features, truth), batch_size=8)
     model[2].eval()

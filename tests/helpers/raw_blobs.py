@@ -6,7 +6,7 @@ import obstore
 
 from service.maintenance.sweep import TOKEN
 from service.storage.blobs import Blobs
-from service.storage.store_binding import ID_KEY
+from service.storage.store_identity import ID_KEY
 
 
 def keys(blobs: Blobs) -> list[str]:

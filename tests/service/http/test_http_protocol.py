@@ -248,7 +248,11 @@ def test_costly_heads_are_refused_before_they_are_decoded(
 
 
 def test_a_long_row_in_the_query_of_predict_is_taken(line: socket.socket) -> None:
-    line.sendall(b"GET /x/predict?logits=" + b"1," * 25_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    line.sendall(
+        b"GET /v1/calibrators/x@1/predict?logits="
+        + b"1," * 25_000
+        + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
     assert line.recv(12) != b"HTTP/1.1 414"
 
 

@@ -61,9 +61,14 @@ def paused(server: Postgres) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.fixture(scope="module")
+def blobs_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return (tmp_path_factory.mktemp("paused") / "blobs").as_uri()
+
+
 @pytest.fixture
-def service(url: str, tmp_path: Path) -> Iterator[Running]:
-    settings = environment({"database_url": url, "blobs_url": (tmp_path / "blobs").as_uri()})
+def service(url: str, blobs_url: str, tmp_path: Path) -> Iterator[Running]:
+    settings = environment({"database_url": url, "blobs_url": blobs_url})
     with running(tmp_path, "--workers", "0", **settings) as started:
         yield started
 

@@ -21,7 +21,7 @@ from service.maintenance.sweep import sweep
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.store_binding import ID_KEY, bind, check_bound, id_of
+from service.storage.store_identity import ID_KEY, bind, check_bound, id_of
 
 pytestmark = pytest.mark.both_backends
 
