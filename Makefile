@@ -98,7 +98,7 @@ study-adafocal: .venv/run  ## generate the table in docs/studies/adafocal.md (15
 study-losses: .venv/base  ## generate the tables in docs/studies/losses.md (69 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/losses.py $(if $(FASHION),--data $(FASHION))
 
-study-epochs: .venv/base  ## generate the tables in docs/studies/epochs.md (38 training runs; FASHION=path of Fashion-MNIST)
+study-epochs: .venv/base  ## generate the tables in docs/studies/epochs.md (28 training runs; FASHION=path of Fashion-MNIST)
 	$(BIN)/python studies/epochs.py $(if $(FASHION),--data $(FASHION))
 	$(BIN)/python studies/batches.py $(if $(FASHION),--data $(FASHION))
 

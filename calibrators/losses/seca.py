@@ -32,7 +32,8 @@ class SECALoss(Loss):
     to most samples of the first training batch. With torch.distributed, training uses the means
     over the batches of all ranks, so all ranks must call the loss equally often;
     ``all_ranks=False`` uses the means of each rank's own batch. It helps if a network is trained
-    from scratch and must be calibrated without a held-out set.
+    from scratch until it fits its training data, and must be calibrated without a held-out set. A
+    network that cannot fit them ends underconfident: see docs/studies/recipes.md.
 
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
