@@ -1,4 +1,4 @@
-"""Request and response schemas of datasets."""
+"""Request and response schemas for datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of fits: submit, watch, cancel."""
+"""Routes for fits: submit, watch, cancel."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from service.storage.records import SessionKey
 
 MERGE_THREADS = 3
 MAX_DUE = 100
-RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
+RETRY_SECONDS = 5.0  # before a step that could not be merged is retried
 
 _log = structlog.get_logger("calibrd.runs")
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger("calibrd.runs")
 class Merges:
     """Decides due steps on a few threads, at most one session per workspace at a time.
 
-    Deciding the steps of a session takes up to minutes. One that failed is tried again after
+    Deciding the steps of a session takes up to minutes. A step that failed is retried after
     RETRY_SECONDS.
     """
 
