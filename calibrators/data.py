@@ -80,7 +80,7 @@ class Clipped(NamedTuple):
             )
         if self.zeros.ratio:
             kept = self.zeros.kept
-            parts.append(f"the rows are assumed to be lists cut to at most {kept} classes")
+            parts.append(f"the rows are assumed to be lists truncated to at most {kept} classes")
         return ", ".join(parts)
 
     def _level(self) -> str:

@@ -267,7 +267,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "not_judged_rows": ErrorCode(422, "The bytes are not judged rows."),
     "not_npy": ErrorCode(400, "Not an npy file."),
     "not_offered": ErrorCode(400, "A parameter belongs to an extension of the inference protocol that is not supported."),
-    "not_ready": ErrorCode(503, "The service is starting.", "client.ready() says which part it is waiting for"),
+    "not_ready": ErrorCode(503, "The service is starting.", "client.ready() says which component it is waiting for"),
     "notes_have_changed": ErrorCode(412, "Someone has changed the notes since the page was opened."),
     "nothing_to_roll_back": ErrorCode(409, "The alias has no earlier version.", "client.history(name) lists its moves; client.promote moves it to a version", command="`calibrd history NAME` lists its moves; `calibrd promote` moves it to a version"),
     "one_array_only": ErrorCode(406, "npy holds one array, and the response has more."),

@@ -34,7 +34,7 @@ MAX_TIMES = 1000
 # the metrics that can have a limit, and their names in sentences
 METRICS = {
     "calibration_error": "calibration error (debiased root mean square)",
-    "ece": "ECE (15 equally wide bins)",
+    "ece": "ECE (15 equal-width bins)",
 }
 
 

@@ -165,7 +165,7 @@ class _Hooks(CallbackBase):
             raise ValueError(
                 f"{loss.name} needs the column 'index' in the training set, each sample's position "
                 "in it, such as train.add_column('index', range(len(train))), and this callback "
-                "among the callbacks of the Trainer"
+                "among the Trainer's callbacks"
             )
         return more
 

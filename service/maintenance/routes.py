@@ -69,7 +69,7 @@ def healthz() -> Health:
     operation_id="readyz",
     summary="Check that all components work",
     response_description="All components work",
-    responses={503: {"model": Readiness, "description": "At least one part does not work"}},
+    responses={503: {"model": Readiness, "description": "At least one component does not work"}},
 )
 def readyz() -> Readiness:
     """Check the database, the blob store and the workers; 503 if one fails. Needs no key."""

@@ -40,10 +40,10 @@ ERRORS: dict[int | str, str] = {
     "404": "No such calibrator, version or alias",
     "406": "The response is not available in an accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
-    "413": "The body, its unpacked form or the response is too large, or has too many rows",
+    "413": "The body (as sent or unpacked) or the response is too large, or has too many rows",
     "415": "The body's format is not supported",
     "422": "Values, parameters or names break a rule: NaN, wrong number of classes, wrong kind",
-    "503": "A part of the service is unavailable",
+    "503": "A component of the service is unavailable",
     "default": "An error",
 }
 
