@@ -120,7 +120,9 @@ def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
 
 def indicator_table() -> str:
     """Return how closely each indicator determines T."""
-    heads = "rank correlation with T | ratio of the 95 % to the 5 % quantile of T, given the indicator"
+    heads = (
+        "rank correlation with T | ratio of the 95 % to the 5 % quantile of T, given the indicator"
+    )
     lines = [f"| classes | indicator | {heads} |", "|---:|---|---:|---:|"]
     for classes in CLASSES:
         indicators, temperature = random_logits(classes)

@@ -152,9 +152,7 @@ def thirds_table(found: Sequence[Found]) -> str:
         f"{name} {np.mean([abs(third['gap'] + third[name]) for third in thirds]):.2f}"
         for name in MAPS
     )
-    return (
-        "\n".join([*lines, "", f"Mean absolute remaining gap: {', '.join(means)}."]) + "\n"
-    )
+    return "\n".join([*lines, "", f"Mean absolute remaining gap: {', '.join(means)}."]) + "\n"
 
 
 def correlations_table(found: Sequence[Found]) -> str:

@@ -24,7 +24,7 @@ class CorrectnessRankingLoss(Loss):
     positions in the training set as in ``loss(logits, labels, index=index)``, and call
     ``next_epoch()`` after each epoch. The history is part of ``state_dict``. After ``eval()``,
     ``index`` may be left out for samples that are not in the training set; the loss is then
-    cross-entropy. Use this loss when confidence must separate correct from incorrect predictions.
+    cross-entropy. Use it if confidence must separate correct from incorrect predictions.
 
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 

@@ -210,7 +210,9 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
     before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
     if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
-        raise _damaged("it has two end-of-central-directory records")  # ``zipfile`` would read the other one
+        raise _damaged(
+            "it has two end-of-central-directory records"
+        )  # ``zipfile`` would read the other one
     if is_zip64:
         position -= LOCATOR64.size + END64.size
         if position < 0:

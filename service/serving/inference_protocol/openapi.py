@@ -41,7 +41,10 @@ ERRORS = {
         "The values break a rule, or have the wrong number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
-    "503": ("A component of the service is unavailable", "the database is not responding: try again"),
+    "503": (
+        "A component of the service is unavailable",
+        "the database is not responding: try again",
+    ),
 }
 
 

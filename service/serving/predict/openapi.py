@@ -249,9 +249,7 @@ OPENAPI: Plain = {
                     "Comma-separated numbers",
                     example="2.1,0.3,-1.0",
                 ),
-                _parameter(
-                    "probabilities", "query", {"type": "string"}, "Comma-separated numbers"
-                ),
+                _parameter("probabilities", "query", {"type": "string"}, "Comma-separated numbers"),
                 *OPTIONS,
             ],
             "responses": RESPONSES,
