@@ -1,8 +1,9 @@
 """The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end-of-central-directory record. Therefore these and the stated sizes are checked before anything is
-unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and ``MemberReader`` (length).
+tolerates a wrong end-of-central-directory record. Therefore these and the stated sizes are checked
+before anything is unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and
+``MemberReader`` (length).
 """
 
 from __future__ import annotations
