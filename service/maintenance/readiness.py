@@ -1,4 +1,4 @@
-"""Readiness of the service: probe its parts, at most once a second."""
+"""Readiness of the service: probe its components, at most once a second."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ class Merges:
         self._tried: dict[SessionKey, float] = {}
 
     def start_due(self) -> int:
-        """Start to decide the due steps of all workspaces; return how many sessions were begun."""
+        """Begin to decide the due steps of all workspaces; return the number of sessions started."""
         with self._database.read() as store:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
     def start(self, due: Collection[DueSession]) -> int:
-        """Start to decide the steps of these sessions, those first that were not tried yet."""
+        """Begin to decide the steps of these sessions, starting with those not tried yet."""
         now, begun = time.monotonic(), 0
         keys = {one.key for one in due}
         self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}
