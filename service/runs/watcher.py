@@ -36,7 +36,7 @@ class Merges:
         self._tried: dict[SessionKey, float] = {}
 
     def start_due(self) -> int:
-        """Begin to decide the due steps of all workspaces; return the number of sessions started."""
+        """Begin to decide the due steps of all workspaces; return how many sessions started."""
         with self._database.read() as store:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
