@@ -100,7 +100,7 @@ def temperatures_chart(found: Sequence[Found]) -> dict[str, Any]:
 def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
     """Return three indicators of random logit vectors, and T for which the confidence is 0.8.
 
-    Logits are normal with mean 0 and a standard deviation of their own per vector, 1 to 5.
+    Logits are normal with mean 0 and a standard deviation from 1 to 5, drawn per vector.
     """
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(DRAWS, classes)) * rng.uniform(1, 5, size=(DRAWS, 1))

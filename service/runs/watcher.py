@@ -26,7 +26,7 @@ _log = structlog.get_logger("calibrd.runs")
 class Merges:
     """Decides due steps on a few threads, at most one session per workspace at a time.
 
-    Deciding the steps of a session takes up to minutes. A step that failed is retried after
+    Deciding the steps of a session may take minutes. A step that failed is retried after
     RETRY_SECONDS.
     """
 
