@@ -1,7 +1,7 @@
 """Topic: agreement of our maps with the calibrators of other libraries on the same rows.
 
-Our methods begin with temperature scaling, so the others get the scaled logits, unless they fit a
-temperature of their own. Anything that our methods add to a published one is disabled: smoothing,
+Our methods begin with temperature scaling, so the others get the scaled logits, unless they fit
+their own temperature. Anything that our methods add to a published one is disabled: smoothing,
 and all but a trace of the priors. Methods that no library offers are compared with the published
 procedures instead (`confidence`, and their tests).
 """

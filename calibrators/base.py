@@ -316,7 +316,9 @@ class CalibrationMap(ABC):
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Add the map's transform of the tensor ``logits`` to a graph; return the output's name."""
-        raise ExportError("not_exportable", f"maps of the method {self.method!r} have no ONNX form")
+        raise ExportError(
+            "not_exportable", f"maps of the method {self.method!r} cannot be exported to ONNX"
+        )
 
 
 class TemperatureTypeMap(CalibrationMap):

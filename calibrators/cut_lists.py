@@ -1,4 +1,4 @@
-"""Estimation of the probabilities that are missing from lists cut to their top classes.
+"""Estimation of the probabilities that are missing from lists truncated to their top classes.
 
 Services often return only the five most probable of many classes, divided by their sum; all other
 classes have a probability of zero. The labels show how often one of these others is correct.

@@ -75,12 +75,12 @@ class Clipped(NamedTuple):
             parts.append(f"{self.normalised} rows that do not sum to 1 were normalised")
         if self.zeros.rounding:
             parts.append(
-                f"all probabilities are multiples of {self.zeros.rounding:g}, so they are taken "
-                "for rounded ones, and votes that were counted, as in a forest, are treated alike"
+                f"all probabilities are multiples of {self.zeros.rounding:g}, so they are treated "
+                "as rounded, even if they are counted votes, as in a forest"
             )
         if self.zeros.ratio:
             kept = self.zeros.kept
-            parts.append(f"the rows are assumed to be lists cut to at most {kept} classes")
+            parts.append(f"the rows are assumed to be lists truncated to at most {kept} classes")
         return ", ".join(parts)
 
     def _level(self) -> str:

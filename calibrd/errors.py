@@ -193,7 +193,7 @@ class ServerError(Refused):
 
 
 class Unavailable(ServerError):
-    """A part of the service is down or overloaded; try again later."""
+    """A component of the service is down or overloaded; try again later."""
 
 
 _BY_STATUS: dict[int, type[Refused]] = {

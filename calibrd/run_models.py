@@ -107,7 +107,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bins of equal width; the means of empty bins are None."""
+    """Equal-width bins; the means of empty bins are None."""
 
     count: list[float]
     confidence: list[float | None]
@@ -116,7 +116,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class RunBins(Bars):
-    """Bins of equal mass with their edges."""
+    """Equal-mass bins with their edges."""
 
     edges: list[float]
 

@@ -210,7 +210,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _keep_fresh(parts: Parts) -> None:
     """Pick up changes made by other processes, on dedicated threads that nothing else blocks.
 
-    Keys have a thread of their own, so that revoking one never waits for maps to load.
+    Keys have a separate thread, so that revoking one never waits for maps to load.
     """
     loop = asyncio.get_running_loop()
     refreshes = (parts.refresh_keys_if_possible, parts.refresh_maps_if_possible)

@@ -100,7 +100,7 @@ class NotAcceptable(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """A part of the service is down; try again."""
+    """A component of the service is down; try again."""
 
 
 class NoSpace(Unavailable):

@@ -77,13 +77,13 @@ class Settings(BaseSettings):
     response_timeout: float = Field(20.0, gt=0)
     """Seconds after which a client that is not reading its response is disconnected."""
     max_requests_per_key: int = Field(256, ge=1)
-    """Concurrent requests per key; more get 429."""
+    """Maximum number of concurrent requests per key; further ones get 429."""
     max_waits_per_key: int = Field(256, ge=1)
-    """Concurrent event streams and waiting requests per key; more get 429."""
+    """Maximum number of event streams and waiting requests per key; further ones get 429."""
     max_connections_per_address: int = Field(2048, ge=16)
     """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
-    """Maximum number of waiting and running fits per workspace; more get 429."""
+    """Maximum number of waiting and running fits per workspace; further ones get 429."""
     max_running_fits: int | None = Field(None, ge=1)
     """Maximum running fits per workspace, so that workers stay free for others; null: no limit."""
     fit_seconds: float = Field(3600.0, gt=0)
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Memory for the maps used by predict."""
     render_seconds: float = Field(20.0, gt=0)
-    """Time limit for drawing a report."""
+    """Time limit for rendering a report."""
     help_dir: Path = Path("site")
     """Folder with the documentation built by `make docs`; served at /help if it exists."""
 

@@ -100,7 +100,7 @@ def temperatures_chart(found: Sequence[Found]) -> dict[str, Any]:
 def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
     """Return three indicators of random logit vectors, and T for which the confidence is 0.8.
 
-    Logits are normal with mean 0 and a standard deviation of their own per vector, 1 to 5.
+    Logits are normal with mean 0 and a standard deviation from 1 to 5, drawn per vector.
     """
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(DRAWS, classes)) * rng.uniform(1, 5, size=(DRAWS, 1))
@@ -120,7 +120,9 @@ def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
 
 def indicator_table() -> str:
     """Return how closely each indicator determines T."""
-    heads = "rank correlation with T | T between the 5 % and 95 % quantiles at an indicator, factor"
+    heads = (
+        "rank correlation with T | ratio of the 95 % to the 5 % quantile of T, given the indicator"
+    )
     lines = [f"| classes | indicator | {heads} |", "|---:|---|---:|---:|"]
     for classes in CLASSES:
         indicators, temperature = random_logits(classes)

@@ -152,9 +152,7 @@ def thirds_table(found: Sequence[Found]) -> str:
         f"{name} {np.mean([abs(third['gap'] + third[name]) for third in thirds]):.2f}"
         for name in MAPS
     )
-    return (
-        "\n".join([*lines, "", f"Mean of what is left, without sign: {', '.join(means)}."]) + "\n"
-    )
+    return "\n".join([*lines, "", f"Mean absolute remaining gap: {', '.join(means)}."]) + "\n"
 
 
 def correlations_table(found: Sequence[Found]) -> str:
@@ -194,12 +192,12 @@ def descents(study: Study) -> None:
 def descents_table(found: Sequence[Found]) -> str:
     """Return the course of training for each objective, as means over sets."""
     heads = [
-        "share of the fall done by epoch 10",
+        "share of total decrease by epoch 10",
         "by epoch 40",
         "gradient norm, epochs 1 to 10",
         "gradient norm, epochs 71 to 80",
-        "of them, deviation / mean",
-        "loss, epochs 61 to 80: rises",
+        "standard deviation / mean, epochs 71 to 80",
+        "share of epochs 61 to 80 in which the loss rises",
     ]
     lines = [f"| objective | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for objective in OBJECTIVES:

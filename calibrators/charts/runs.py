@@ -118,7 +118,7 @@ def run_errors(steps: Iterable[Step]) -> Spec:
     fields = {"ECE": "ece", "AdaECE": "ada_ece"}
     title = {
         "text": "calibration error",
-        "subtitle": "ECE: 15 bins of equal width; AdaECE: of equal mass",
+        "subtitle": "ECE: 15 equal-width bins; AdaECE: 15 equal-mass bins",
     }
     return _metric(steps, title, fields, ".1%", ".2%", zero=True)
 

@@ -18,7 +18,7 @@ from calibrators.losses.focal import powered
 class DCALoss(Loss):
     """Cross-entropy + weight * ``|mean confidence - accuracy|`` of the batch.
 
-    It helps if batches are large enough to estimate their accuracy.
+    Use it if batches are large enough to estimate their accuracy.
 
     Reference: Liang et al., Improved trainable calibration method for neural networks on medical
     imaging classification, 2020.
@@ -46,7 +46,7 @@ class DCALoss(Loss):
 class MDCALoss(Loss):
     """Focal loss + weight * ``mean over classes |mean p_c - share of labels c|`` of the batch.
 
-    It helps if the probabilities of all classes matter, not only the largest. With gamma = 0, the
+    Use it if the probabilities of all classes matter, not only the largest. With gamma = 0, the
     term is added to cross-entropy.
 
     Reference: Hebbalaguppe et al., A stitch in time saves nine: a train-time regularizing loss for

@@ -20,7 +20,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
     The gamma of a sample is that of the bin of ``state`` that its p falls in; neither the bin nor
     gamma carries a gradient. Set ``state`` after each validation pass. It is part of
     ``state_dict``, so that a checkpoint restores it. The parameters are the fields of
-    ``calibrators.adafocal.Settings``. It helps if training is so long that the network becomes
+    ``calibrators.adafocal.Settings``. Use it if training is so long that the network becomes
     overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
@@ -115,7 +115,7 @@ class CalFocalLoss(AdaFocalLoss):
     """Memoryless predecessor of AdaFocal, whose gammas are ``exp(rate (C - A))`` of their bin.
 
     With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
-    upper bound; ``gamma_max`` only applies to AdaFocal. It helps in ablations, because it shows the
+    upper bound; ``gamma_max`` only applies to AdaFocal. Use it in ablations, because it shows the
     effect of AdaFocal's memory. Its gammas are never negative, so it cannot raise confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:

@@ -15,7 +15,7 @@ from calibrators.losses.base import Loss
 class BrierLoss(Loss):
     """``sum_c (p_c - 1[c = y])^2``.
 
-    It helps if labels are noisy, because its gradient vanishes on samples whose label is very
+    Use it if labels are noisy, because its gradient vanishes on samples whose label is very
     improbable. With many classes, training is slow at first.
 
     Reference: Brier, Verification of forecasts expressed in terms of probability, 1950.

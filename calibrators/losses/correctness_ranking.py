@@ -1,4 +1,4 @@
-"""CRL: cross-entropy plus a loss that ranks confidence by how often samples were correct so far."""
+"""CRL: cross-entropy plus a loss that ranks confidence by how often samples were correct."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from calibrators.losses.selective_risk import Score, confidence_score
 
 @dataclass(eq=False, repr=False)
 class CorrectnessRankingLoss(Loss):
-    """Cross-entropy + weight * ``max(0, |h_i - h_j| - sign(h_i - h_j)(s_i - s_j))``, j after i.
+    """Cross-entropy + weight * ``max(0, |h_i - h_j| - sign(h_i - h_j)(s_i - s_j))``.
 
-    h is the share of epochs so far in which the network classified a training sample correctly, and
-    s is its confidence score. Pairs are neighbours in the batch. Pass the samples' positions in the
-    training set as in ``loss(logits, labels, index=index)``, and call ``next_epoch()`` after each
-    epoch. The history is part of ``state_dict``. After ``eval()``, ``index`` may be left out for
-    samples that are not in the training set; the loss is then cross-entropy. It helps if confidence
-    must separate correct from wrong predictions.
+    i is a sample and j the next sample in the batch. h is the share of epochs so far in which the
+    network classified a training sample correctly, and s is its confidence score. Pass the samples'
+    positions in the training set as in ``loss(logits, labels, index=index)``, and call
+    ``next_epoch()`` after each epoch. The history is part of ``state_dict``. After ``eval()``,
+    ``index`` may be left out for samples that are not in the training set; the loss is then
+    cross-entropy. Use it if confidence must separate correct from incorrect predictions.
 
     Reference: Moon et al., Confidence-aware learning for deep neural networks, 2020.
 

@@ -14,7 +14,7 @@ from calibrators.losses.base import WeightedCrossEntropy
 class CrossEntropyLoss(WeightedCrossEntropy):
     """``-log p`` of the label.
 
-    It helps if a post-hoc map follows; after long training, the network is overconfident.
+    Use it if a post-hoc map follows; after long training, the network is overconfident.
 
     Reference: Good, Rational decisions, 1952.
 

@@ -75,7 +75,7 @@ class WrongWayGradients(CalibrationWarning):
 class FocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^gamma log p``, which gives less weight to confident samples.
 
-    It helps against overconfidence, but leads to underconfidence in short training. gamma = 0 is
+    Use it against overconfidence; it leads to underconfidence in short training. gamma = 0 is
     cross-entropy.
 
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
@@ -99,7 +99,7 @@ class FocalLoss(WeightedCrossEntropy):
 class FLSD53Loss(WeightedCrossEntropy):
     """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
-    It helps in the same way as focal loss, and gives less weight to samples that are far from
+    Use it in the same cases as focal loss; it gives less weight to samples that are far from
     learned.
 
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
@@ -121,7 +121,7 @@ class FLSD53Loss(WeightedCrossEntropy):
 class InverseFocalLoss(WeightedCrossEntropy):
     """``-(1 + p)^gamma log p``, which gives more weight to confident samples.
 
-    It helps if a network is underconfident, or if a post-hoc map follows. Above gamma = 3.591, the
+    Use it if a network is underconfident, or if a post-hoc map follows. Above gamma = 3.591, the
     gradient has the wrong sign for some p.
 
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.

@@ -19,7 +19,7 @@ class KDECrossEntropyLoss(Loss):
 
     ``w_ji`` is proportional to the density at p_j of a Dirichlet distribution with parameters
     ``p_i / bandwidth + 1``, so the sum estimates E[y | p_j] from the other rows. The cost is
-    quadratic in the batch size and linear in the number of classes. It helps if all probabilities
+    quadratic in the batch size and linear in the number of classes. Use it if all probabilities
     must be calibrated, not only the largest. The paper uses weights of 0.3 (CIFAR-10) and 0.5
     (CIFAR-100).
 

@@ -16,7 +16,7 @@ from calibrators.losses.base import Loss
 class LabelSmoothingLoss(Loss):
     """``(1 - e) (-log p_y) + e / k sum_c (-log p_c)``.
 
-    It helps if a network is overconfident. It affects all rows in the same way, which degrades the
+    Use it if a network is overconfident. It affects all rows in the same way, which degrades the
     ranking by confidence. The papers use e = 0.1 or 0.05.
 
     Reference: Szegedy et al., Rethinking the inception architecture for computer vision, 2016.

@@ -20,7 +20,7 @@ class MMCELoss(Loss):
     """Cross-entropy + weight * ``sqrt(sum_ij (a_i - c_i)(a_j - c_j) k(c_i, c_j)) / n``.
 
     Here c is the confidence, a the correctness (without gradient), and
-    k(c, c') = exp(-|c - c'| / width). The cost is quadratic in the batch size. It helps if batches
+    k(c, c') = exp(-|c - c'| / width). The cost is quadratic in the batch size. Use it if batches
     are large enough to show a gap between confidence and accuracy. The papers use a weight of 4, or
     2 on ImageNet.
 

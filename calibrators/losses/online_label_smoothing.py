@@ -20,7 +20,7 @@ class OnlineLabelSmoothingLoss(Loss):
 
     S_y is the mean prediction over the correctly predicted training samples of class y in the
     previous epoch, and uniform in the first epoch. Call ``next_epoch()`` after each epoch. The soft
-    labels of this epoch and the next, two k x k tables, are part of ``state_dict``. It helps if
+    labels of this epoch and the next, two k x k tables, are part of ``state_dict``. Use it if
     some classes resemble each other, because most of the smoothing then goes to similar classes.
 
     Reference: Zhang et al., Delving deep into label smoothing, 2021.

@@ -36,9 +36,9 @@ class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
     It is called as ``loss(logits, labels, embeddings=embeddings)`` with embeddings (n, d) from the
-    penultimate layer. It helps the ranking by confidence in the balanced task of
-    docs/studies/losses.md, but not in its long-tailed task, for which the method is meant.
-    ``hard_pairs`` uses the refinement loss itself in place of its bound. The source gives no
+    penultimate layer. Use it to improve the ranking by confidence: it does so in the balanced task
+    of docs/studies/losses.md, but not in the long-tailed task, for which the method is meant.
+    ``hard_pairs`` uses the refinement loss itself instead of its bound. The source gives no
     constants; a temperature of 0.1 and a weight of 1 are our choice. The cost is quadratic in the
     batch size. The authors' code trains in two stages instead; see ``SupervisedContrastive``.
 

@@ -40,7 +40,7 @@ class SelectiveRiskLoss(Loss):
     The cross-entropy of each row is weighted by ``beta = -C ln(1 - G(min(s, tau)))``. Here s is the
     confidence score of the row, G the distribution of s in the batch, smoothed by ``smoothing``
     (nu) over ``bins`` equal bins of the score's range, tau the ``coverage``-quantile of s, and
-    C = 1 / G(tau). The cost is O(n bins), without a sort. It helps if predictions below a threshold
+    C = 1 / G(tau). The cost is O(n bins), without a sort. Use it if predictions below a threshold
     are deferred. The weight rises with the confidence up to tau and is constant beyond.
 
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
@@ -191,7 +191,7 @@ class AURCLoss(Loss):
     """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))``; the highest confidence has rank n.
 
     The mean approaches the area under the risk-coverage curve with cross-entropy as the risk. Tied
-    rows get their mean rank; the weights carry no gradient. It helps if the order of the
+    rows get their mean rank; the weights carry no gradient. Use it if the order of the
     confidences matters more than their values.
 
     Reference: Zhou et al., A novel characterization of the population area under the risk-coverage

@@ -42,7 +42,7 @@ class Bins:
 
 
 def even_edges(bins: int) -> Floats:
-    """Return the inner edges of ``bins`` bins of equal width over [0, 1]."""
+    """Return the inner edges of ``bins`` equal-width bins over [0, 1]."""
     return np.arange(1, bins) / bins
 
 

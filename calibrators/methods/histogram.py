@@ -195,7 +195,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
     over the K classes. With ``smoothing=0``, all classes of a row may get 0; the row then keeps p.
 
     A row in which the logit of class k, or of every class but k, is -inf carries no information
-    about f_k and is left out of its fit. A class without informative rows has bins of equal width,
+    about f_k and is left out of its fit. A class without informative rows has equal-width bins,
     whose values are their middles.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive

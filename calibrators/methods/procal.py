@@ -191,8 +191,8 @@ class ProCal(Calibrator):
     standard deviation s, as in the released code. The probability is tabulated at 129 x 129 nodes
     within the range of the fit rows. Where both densities vanish, it is n1 / (n1 + n0).
 
-    With ``form="bin_mean_shift"``, rows are divided into ``proximity_bins`` bins of equal mass, and
-    each of these into ``confidence_bins`` bins of equal mass. c is shifted by ``shrinkage`` times
+    With ``form="bin_mean_shift"``, rows are divided into ``proximity_bins`` equal-mass bins, and
+    each of these into ``confidence_bins`` equal-mass bins. c is shifted by ``shrinkage`` times
     the difference between the accuracy and the mean confidence of its bin. (The released code fits
     another method within each bin of proximity instead.)
 
@@ -287,7 +287,7 @@ class ProCal(Calibrator):
         return np.sort(np.random.default_rng(self.seed).choice(n, most, replace=False))
 
     def _shifts(self, confidence: Floats, proximity: Floats, hits: Floats) -> dict[str, Any]:
-        """Return the fields of a map with bins of equal mass and their shifts."""
+        """Return the fields of a map with equal-mass bins and their shifts."""
         outer = _inner_edges(proximity, self.proximity_bins)
         group = np.searchsorted(outer, proximity, side="right")
         edges = np.zeros((self.proximity_bins, self.confidence_bins - 1))

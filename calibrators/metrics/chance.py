@@ -161,7 +161,10 @@ def _reordered(predicted: Integers, labels: Integers) -> tuple[float | None, tup
 def _is_far_better(
     reordered: float, given: float, renumbered: Integers, found: Integers, true: Integers
 ) -> bool:
-    """Return whether one accuracy, or its excess, is clearly more than twice another."""
+    """Return whether the accuracy ``reordered`` is clearly more than twice ``given``.
+
+    Both are accuracies, or their excess over chance.
+    """
     hits = int((found == true).sum()) + int((renumbered == true).sum())
     return reordered > 2 * max(given, 0.0) + SIGMAS * math.sqrt(hits) / true.size
 

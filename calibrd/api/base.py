@@ -96,7 +96,7 @@ class ApiBase:
                 return found[:limit]
             if not page:
                 raise NotCalibrd("the response is an empty page, but says that more follow")
-        raise NotCalibrd(f"the list does not end after {MAX_PAGES:,} pages")
+        raise NotCalibrd(f"the list has not ended after {MAX_PAGES:,} pages")
 
     def number_at(self, ref: Reference, **options: Any) -> Flow[int]:
         """Return the number of the version that a reference points at now."""

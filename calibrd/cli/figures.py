@@ -1,4 +1,4 @@
-"""The figures that ``calibrd promote`` shows before it moves an alias."""
+"""The metrics that ``calibrd promote`` shows before it moves an alias."""
 
 from __future__ import annotations
 

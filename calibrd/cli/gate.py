@@ -34,7 +34,7 @@ MAX_TIMES = 1000
 # the metrics that can have a limit, and their names in sentences
 METRICS = {
     "calibration_error": "calibration error (debiased root mean square)",
-    "ece": "ECE (15 equally wide bins)",
+    "ece": "ECE (15 equal-width bins)",
 }
 
 
@@ -115,7 +115,7 @@ def gate(context: CommandContext) -> int:
         raise CommandError(
             "looks_like_probabilities",
             f"{flags.data} holds probabilities, not logits: every row lies in [0, 1] and sums to "
-            "1, so nothing was decided",
+            "1, so the gate made no decision",
             "store the outputs before the softmax, which is what a map of logits takes; for a map "
             "of probabilities, name the array in an npz 'probabilities', or pass --kind "
             "probabilities for a table",
@@ -151,8 +151,8 @@ def _check_unseen(used: NamedMap, data: CalibrationSet, path: str) -> None:
     if used.fitted.method != IdentityMap.method and fitted_on == unordered_fingerprint(data):
         raise CommandError(
             "fitted_rows",
-            f"{path} holds the rows that {used.description} was fitted on: a map looks better on "
-            "them than it is, so nothing was decided",
+            f"{path} holds the rows that {used.description} was fitted on: a map scores too well "
+            "on the rows it was fitted on, so the gate made no decision",
             "gate on labelled rows that no fit has seen",
         )
 

@@ -38,7 +38,7 @@ _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """The source of a local map; it polls the service with a client of its own."""
+    """The source of a local map; it polls the service with its own client."""
 
     def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection

@@ -163,9 +163,9 @@ class _Hooks(CallbackBase):
             more.pop("index", None)
         elif _takes_index(loss) and "index" not in more:
             raise ValueError(
-                f"{loss.name} needs the column 'index' in the training set, each sample's position "
-                "in it, such as train.add_column('index', range(len(train))), and this callback "
-                "among the callbacks of the Trainer"
+                f"{loss.name} needs a column 'index' with each sample's position in the training "
+                "set, such as train.add_column('index', range(len(train))), and this callback must "
+                "be among the Trainer's callbacks"
             )
         return more
 

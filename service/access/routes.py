@@ -1,4 +1,4 @@
-"""Routes of keys: create, list, rotate, revoke."""
+"""Routes for keys: create, list, rotate, revoke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request and response schemas of keys."""
+"""Request and response schemas for keys."""
 
 from __future__ import annotations
 

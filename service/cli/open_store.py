@@ -34,7 +34,7 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 def prepared(settings: Settings, *, adopt: bool = False) -> Database:
     """Check the stores, and return the database, created or upgraded if necessary.
 
-    With ``adopt``, the blob store becomes that of the database, whatever it belonged to.
+    With ``adopt``, the database takes over the blob store, even if it belonged to another.
     """
     check_blobs_url(settings)
     if not (settings.database_url and settings.blobs_url):

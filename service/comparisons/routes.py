@@ -40,7 +40,9 @@ class ComparisonOut(Body):
     dataset: Annotated[
         str | None, Field(description="id of the dataset; null for common judged rows")
     ]
-    rows: int = Field(description="rows that both versions were measured on", examples=[2000])
+    rows: int = Field(
+        description="number of rows that both versions were measured on", examples=[2000]
+    )
     verdict: str | None = Field(examples=["improved"])
     no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
     report: dict[str, Any] = Field(examples=[{"verdict": "improved", "n": 2000}])
@@ -64,7 +66,7 @@ class ComparisonOut(Body):
     "",
     summary="Compare two versions on the same rows",
     response_model=ComparisonOut,
-    responses=openapi.errors({409: "No rows to compare the versions on: no_common_rows"}),
+    responses=openapi.errors({409: "There are no rows to compare the versions on: no_common_rows"}),
 )
 async def compare_versions(
     request: Request,

@@ -1,4 +1,4 @@
-"""Request and response schemas of datasets."""
+"""Request and response schemas for datasets."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class CommitIn(RequestBody):
 NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
-    "probabilities": {**NUMBERS, "description": "of the same shape, in place of logits"},
-    "values": {**NUMBERS, "description": "in place of both, if `kind` states what they are"},
+    "probabilities": {**NUMBERS, "description": "in the same shape, instead of logits"},
+    "values": {**NUMBERS, "description": "instead of either, if `kind` states what the values are"},
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     "segments": {
         "type": "array",

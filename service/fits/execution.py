@@ -379,7 +379,7 @@ def check_documents(versions: Sequence[NewVersion]) -> None:
 
 
 def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
-    """Return the map as ONNX, or a warning that says why it has no ONNX form."""
+    """Return the map as an ONNX model, or a warning that says why it cannot be exported."""
     try:
         return export(fitted), []
     except ExportError as error:

@@ -1,4 +1,4 @@
-"""Routes of fits: submit, watch, cancel."""
+"""Routes for fits: submit, watch, cancel."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def create_fit(
 ) -> Response:
     """Start a fit on an uploaded dataset, or on logits and labels sent in this call.
 
-    JSON: `{"dataset": "ds_...", "method": "smart"}`, or `logits` and `labels` in place of
+    JSON: `{"dataset": "ds_...", "method": "smart"}`, or `logits` and `labels` instead of
     `dataset`. Any other format: the arrays in the body, everything else in the query
     (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10` the response
     waits until the fit has finished, for at most 10 seconds: 201 if it has succeeded, else 202.

@@ -1,4 +1,4 @@
-"""Request and response bodies of fits and methods."""
+"""Request and response bodies for fits and methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas that the requests and responses of all features share."""
+"""Base schemas shared by the requests and responses of all features."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def when(seconds: Seconds) -> datetime | None:
 
 
 class ProblemOut(Body):
-    """An error (RFC 9457); `code` is stable, `detail` is a sentence for people."""
+    """An error (RFC 9457); `code` is stable, `detail` is a message for people."""
 
     type: str = Field(examples=["urn:calibrd:problem:no_such_calibrator"])
     title: str = Field(examples=["No such calibrator"])

@@ -184,7 +184,7 @@ def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
         yield NamedBlob(key, version.map_sha256, BlobKind.MAP, f"the map of {what}")
         if version.onnx_sha256 is not None:
             key = onnx_key(found.workspace, version.id, version.onnx_sha256)
-            yield NamedBlob(key, version.onnx_sha256, BlobKind.ONNX, f"the ONNX form of {what}")
+            yield NamedBlob(key, version.onnx_sha256, BlobKind.ONNX, f"the ONNX model of {what}")
         if version.judged_sha256 is not None:
             key = judged_key(found.workspace, version.id, version.judged_sha256)
             yield NamedBlob(

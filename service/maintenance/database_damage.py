@@ -44,7 +44,7 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _messages(connection: sqlite3.Connection, pragma: str) -> list[str]:
-    """Return what the check says; it may also end with an error. Empty if the file is intact."""
+    """Return the messages of the check, or its error; empty if the file is intact."""
     found: list[str] = []
     try:
         for (row,) in connection.execute(pragma):

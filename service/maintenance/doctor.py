@@ -60,7 +60,7 @@ class Doctor:
         self.orphans = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield all problems as they are found; none of the others if the blob store is wrong."""
+        """Yield all problems as they are found; if the blob store is wrong, only that one."""
         try:
             check_bound(self._database, self._blobs)
         except Conflict as error:

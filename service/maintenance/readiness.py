@@ -1,4 +1,4 @@
-"""Readiness of the service: probe its parts, at most once a second."""
+"""Readiness of the service: probe its components, at most once a second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAMAGED = "is damaged: run `calibrd doctor`"
 
 
 class Readiness(Body):
-    """The status of each part: ``ok``, or a description of the problem."""
+    """The status of each component: ``ok``, or a description of the problem."""
 
     status: str = Field(examples=["ok"])
     database: str = Field(examples=["ok"])
@@ -32,7 +32,10 @@ class Readiness(Body):
 
 
 class Probe:
-    """Probes the parts, and caches the result because anyone may request it at any rate."""
+    """Probe of the database, the blob store and the workers.
+
+    Results are cached, because the endpoint is unauthenticated and not rate-limited.
+    """
 
     def __init__(self, database: Database, blobs: Blobs) -> None:
         self._database = database
@@ -44,7 +47,7 @@ class Probe:
         self._found_at = 0.0
 
     def read(self) -> Readiness:
-        """Return the status of the parts, at most a second old."""
+        """Return the status of the components, at most a second old."""
         with self._lock:
             if self._found is None or time.monotonic() - self._found_at > FRESH_SECONDS:
                 self._found = self._try()

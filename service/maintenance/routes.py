@@ -60,16 +60,16 @@ described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
     response_description="The process is alive",
 )
 def healthz() -> Health:
-    """Respond at once, without using any other part of the service. Needs no key."""
+    """Respond at once, without using any other component of the service. Needs no key."""
     raise AssertionError("health_routes responds; this function only documents it")
 
 
 @described.get(
     "/readyz",
     operation_id="readyz",
-    summary="Check that all parts work",
-    response_description="All parts work",
-    responses={503: {"model": Readiness, "description": "At least one part does not work"}},
+    summary="Check that all components work",
+    response_description="All components work",
+    responses={503: {"model": Readiness, "description": "At least one component does not work"}},
 )
 def readyz() -> Readiness:
     """Check the database, the blob store and the workers; 503 if one fails. Needs no key."""

@@ -242,7 +242,7 @@ def _report(report: dict[str, Any]) -> Report:
 
 
 def _not_drawn(spec: dict[str, Any]) -> str:
-    """Return an empty SVG in place of a chart.
+    """Return an empty SVG instead of a chart.
 
     To check a report, building its charts is enough; drawing them takes ten times as long.
     """

@@ -1,4 +1,4 @@
-"""Routes of calibrators and their versions."""
+"""Routes for calibrators and their versions."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def register_version(
     body: RegisterIn,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> VersionOut:
-    """Register a map that was fitted elsewhere. Only the map and its report are sent, no data."""
+    """Register a map that was fitted elsewhere. Send only the map and its report, not the data."""
     key = check_key(idempotency_key)
 
     def registered() -> Version:
@@ -226,14 +226,14 @@ def get_onnx(
 ) -> Response:
     """Return an ONNX model that maps float32 logits (n, k) to probabilities (n, k).
 
-    When the version was fitted, its output was checked against that of the map.
+    Its output was checked against that of the map when the version was fitted.
     """
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
     sha256 = found.onnx_sha256
     if sha256 is None:
         why = versions.why_no_onnx(found)
-        raise NotFound("no_onnx", f"version {number} of {name} has no ONNX form: {why}")
+        raise NotFound("no_onnx", f"version {number} of {name} has no ONNX model: {why}")
     key = onnx_key(caller.workspace, found.id, sha256)
     return _blob(joined, caller, key, sha256, if_none_match)
 

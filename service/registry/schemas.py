@@ -1,4 +1,4 @@
-"""Request and response bodies of calibrators and their versions."""
+"""Request and response bodies for calibrators and their versions."""
 
 from __future__ import annotations
 

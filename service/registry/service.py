@@ -75,7 +75,7 @@ def judged(store: Store, principal: Principal, name: str, number: int) -> Judged
 
 
 def why_no_onnx(version: Version) -> str:
-    """Return why a version has no ONNX form."""
+    """Return why a version has no ONNX model."""
     warnings = version.fit_info.get("warnings")
     listed = warnings if isinstance(warnings, list) else []  # registered maps are untrusted
     messages = [str(one.get("message", "")) for one in listed if isinstance(one, dict)]

@@ -279,7 +279,7 @@ class RunSteps(Repository):
         return [SessionKey(*row) for row in self.session.execute(place)]
 
     def due_in_turns(self, limit: int) -> list[DueSession]:
-        """Return due sessions of all workspaces in turns, the longest waiting of each first."""
+        """Return due sessions, alternating between workspaces, each one's longest waiting first."""
         found = _due(None)
         oldest_first = (found.c.first, found.c.run, found.c.number)
         own = func.row_number().over(partition_by=runs.c.workspace, order_by=oldest_first)

@@ -252,7 +252,7 @@ def _state(
 
 
 def _shown(joined: Parts, run: records.Run) -> RunOut:
-    """Read a run in a transaction of its own: a run may have 1,000 sessions, a page 200 runs."""
+    """Read a run in its own transaction: a run may have 1,000 sessions, and a page 200 runs."""
     with joined.database.read() as store:
         head = store.run_steps.head(runs.session_of(store, run, None))
         return RunOut.of(run, head, last_step(store, run, head))

@@ -158,7 +158,7 @@ def _filled(*values: float, empty: float | None = None) -> list[float | None]:
 
 
 class BarsOut(Body):
-    """Bins of equal width; null for empty bins."""
+    """Equal-width bins; null for empty bins."""
 
     count: list[float] = Field(examples=[_filled(1.0, 1.0, 1.0, 1.0, empty=0.0)])
     confidence: list[float | None] = Field(examples=[_filled(0.391, 0.575, 0.786, 0.909)])
@@ -166,7 +166,7 @@ class BarsOut(Body):
 
 
 class RunBinsOut(BarsOut):
-    """Bins of equal mass, and their edges."""
+    """Equal-mass bins with their edges."""
 
     count: list[float] = Field(examples=[[2.0, 2.0]])
     confidence: list[float | None] = Field(examples=[[0.483, 0.848]])
@@ -291,7 +291,7 @@ class RunStateOut(Body):
 class RunStepOut(Body):
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``bins`` has bins of equal mass and ``reliability`` bins of equal width. ``switched`` lists the
+    ``bins`` has equal-mass bins and ``reliability`` equal-width bins. ``switched`` lists the
     bins whose gamma changed sign.
     """
 

@@ -18,7 +18,7 @@ from service.storage.records import SessionKey
 
 MERGE_THREADS = 3
 MAX_DUE = 100
-RETRY_SECONDS = 5.0  # before a step that could not be merged is tried again
+RETRY_SECONDS = 5.0  # before a step that could not be merged is retried
 
 _log = structlog.get_logger("calibrd.runs")
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger("calibrd.runs")
 class Merges:
     """Decides due steps on a few threads, at most one session per workspace at a time.
 
-    Deciding the steps of a session takes up to minutes. One that failed is tried again after
+    Deciding the steps of a session may take minutes. A step that failed is retried after
     RETRY_SECONDS.
     """
 
@@ -36,12 +36,12 @@ class Merges:
         self._tried: dict[SessionKey, float] = {}
 
     def start_due(self) -> int:
-        """Start to decide the due steps of all workspaces; return how many sessions were begun."""
+        """Begin to decide the due steps of all workspaces; return how many sessions started."""
         with self._database.read() as store:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
     def start(self, due: Collection[DueSession]) -> int:
-        """Start to decide the steps of these sessions, those first that were not tried yet."""
+        """Begin to decide the steps of these sessions, starting with those not tried yet."""
         now, begun = time.monotonic(), 0
         keys = {one.key for one in due}
         self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}

@@ -106,7 +106,7 @@ class _Slot:
         return self.process.poll() is None
 
     def start(self) -> None:
-        """Start the process in a session of its own, so that Ctrl-C does not reach it."""
+        """Start the process in a new session, so that Ctrl-C does not reach it."""
         self._start_at = None
         self._started_at = time.monotonic()
         self._fitting.unlink(missing_ok=True)

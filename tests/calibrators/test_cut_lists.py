@@ -133,7 +133,7 @@ def test_the_warning_and_the_report_describe_the_change() -> None:
     p, labels = drawn(3000, 10, 2)
     with pytest.warns(ClippedProbabilities, match=r"21000 zeros .* 0\.\d+ times the") as said:
         data = CalibrationSet.from_probabilities(cut(p, 3), labels)
-    assert "assumed to be lists cut to at most 3 classes" in str(said[0].message)
+    assert "assumed to be lists truncated to at most 3 classes" in str(said[0].message)
     _, report = fit_and_judge(TemperatureScaling(), data)
     assert report.fit["clipped"]["zeros"] == 21000
     assert report.fit["clipped"]["kept"] == 3

@@ -49,7 +49,7 @@ def test_its_docstring_has_formula_reference_use_and_example(name: str) -> None:
     said = all_losses()[name].__doc__ or ""
     assert any(re.search(r"[-+*/^|]|mean|sum|log", formula) for formula in said.split("``")[1::2])
     assert "Reference" in said
-    assert "It helps" in said
+    assert "Use it" in said
     assert ">>> " in said
 
 

@@ -100,7 +100,7 @@ def test_with_both_limits_both_must_pass(gated: Any) -> None:
     code, words = gated(drawn(20_000, temperature=2.0), 0.03, "--max-ece", 0.001)
     assert code != 0
     assert "the limit is 3.00 %: pass" in words
-    assert "The ECE (15 equally wide bins) is" in words
+    assert "The ECE (15 equal-width bins) is" in words
     assert "the limit is 0.10 %" in words
     code, out = gated(drawn(20_000, temperature=6.0), 0.9, "--max-ece", 0.03, "--json")
     assert (code, json.loads(out)["decided_by"]) == (1, "ece")

@@ -229,5 +229,5 @@ def test_missing_inputs_are_named(tmp_path: Path) -> None:
     made = trainer(tmp_path, bert(), callback)
     for row in made.train_dataset:
         del row["index"]
-    with pytest.raises(ValueError, match="needs the column 'index' in the training set"):
+    with pytest.raises(ValueError, match="needs a column 'index' with each sample's position"):
         made.train()

@@ -73,7 +73,7 @@ class Recovered:
 class Outbox:
     """The database of one run, and the thread that runs its statements one at a time.
 
-    Only that thread can be blocked by a hanging disk. Each call opens the database anew, so the
+    Only that thread can be blocked by a hanging disk. Each call reopens the database, so the
     file may be deleted in between and is never open during a fork.
     """
 

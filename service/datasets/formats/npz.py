@@ -1,8 +1,9 @@
 """The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end record. Therefore these and the stated sizes are checked before anything is
-unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and ``MemberReader`` (length).
+tolerates a wrong end-of-central-directory record. Therefore these and the stated sizes are checked
+before anything is unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and
+``MemberReader`` (length).
 """
 
 from __future__ import annotations
@@ -206,11 +207,13 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     position = size - END.size
     magic, *disks, count, length, offset, comment = END.unpack(read_at(file, position, END.size))
     if magic != b"PK\x05\x06" or comment:
-        raise _damaged("it must end with an end record without a comment")
+        raise _damaged("it must end with an end-of-central-directory record that has no comment")
     is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
     before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
     if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
-        raise _damaged("it has two end records")  # ``zipfile`` would read the other one
+        raise _damaged(
+            "it has two end-of-central-directory records"
+        )  # ``zipfile`` would read the other one
     if is_zip64:
         position -= LOCATOR64.size + END64.size
         if position < 0:
@@ -223,7 +226,7 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     if disks != [0, 0, count]:
         raise _damaged("it is part of a multi-disk zip file")
     if offset + length != position:
-        raise _damaged("its directory is not where its end record says")
+        raise _damaged("its directory is not where its end-of-central-directory record says")
     return count, offset, length
 
 

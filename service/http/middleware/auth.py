@@ -145,7 +145,7 @@ class Guard:
         return caller
 
     def _remember(self, session: str, caller: Principal) -> None:
-        """Note the owner of a session, whose next lookup then waits for no one at its address."""
+        """Remember a session's owner: its next lookup need not wait for others at its address."""
         self._owners.pop(session, None)
         self._owners[session] = f"workspace {caller.workspace}"
         if len(self._owners) > MOST_SESSIONS:

@@ -44,7 +44,7 @@ class BodyGuard:
     """Raw ASGI middleware that refuses bodies that are too large or too slow.
 
     A refused body raises an error in the code that reads it. The response of the app is then
-    replaced, because frameworks turn errors while reading a body into responses of their own.
+    replaced, because frameworks turn errors while reading a body into their own responses.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Routes of aliases: move with compare-and-set, history, rollback."""
+"""Routes for aliases: move with compare-and-set, history, rollback."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def alias_history(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[MoveOut]:
-    """List who moved the alias, when, from which version to which, and why."""
+    """List the moves of an alias: who made them, when, from and to which version, and why."""
     with joined.database.read() as store:
         there = aliases.find(store, caller, name, alias)
         before = number_place(cursor)
@@ -138,7 +138,7 @@ def roll_back_alias(
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """Return the revision that the caller expects; 0 means no alias yet, and None any revision."""
+    """Return the revision the caller expects: 0 if no alias may exist yet, None for any."""
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
             raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")

@@ -1,4 +1,4 @@
-"""Request and response bodies of aliases and their moves."""
+"""Request and response bodies for aliases and their moves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AliasOut(Body):
 
 
 class MoveOut(Body):
-    """A move of an alias: who, when, from which version to which, and why."""
+    """A move of an alias: who made it, when, from and to which version, and why."""
 
     revision: int = Field(examples=[2])
     from_version: int | None = Field(examples=[2])

@@ -1,4 +1,4 @@
-"""Routes of reports: JSON, HTML, SVG and PNG."""
+"""Routes for reports: JSON, HTML, SVG and PNG."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ERRORS = {
         "The request cannot be read: bad JSON, field, datatype, name or number of bytes",
         "inputs[0].data must contain 6 values for the shape [2, 3], got 3",
     ),
-    "401": ("No key, or an invalid one", "send a valid key"),
+    "401": ("The key is missing or invalid", "send a valid key"),
     "403": ("The key has no predict scope", "this needs a key with the predict scope"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
@@ -30,18 +30,21 @@ ERRORS = {
         "send values from that version's model, or use fingerprint=warn",
     ),
     "413": (
-        "The request is too large, or its response would be",
+        "The request is too large, or the response would be",
         "the body is larger than the 33554432 bytes allowed here",
     ),
     "415": (
-        "An unknown Content-Encoding",
+        "The Content-Encoding is not supported",
         "Content-Encoding must be gzip, deflate or absent, got 'br'",
     ),
     "422": (
         "The values break a rule, or have the wrong number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
-    "503": ("A part of the service is unavailable", "the database is not responding: try again"),
+    "503": (
+        "A component of the service is unavailable",
+        "the database is not responding: try again",
+    ),
 }
 
 
@@ -310,7 +313,7 @@ OPENAPI: Plain = {
     **_model_paths(
         "/v2/models/{name}/versions/{version}",
         "Version",
-        "a version by its number or alias",
+        "a version given by number or alias",
         [_NAME, _VERSION],
     ),
 }

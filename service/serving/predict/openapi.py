@@ -35,15 +35,15 @@ UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, but 
 
 ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
-    "401": "No key, or an invalid one",
+    "401": "The key is missing or invalid",
     "403": "The key has no predict scope",
     "404": "No such calibrator, version or alias",
     "406": "The response is not available in an accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
-    "413": "The body, its unpacked form or the response is too large, or has too many rows",
+    "413": "The body (as sent or unpacked) or the response is too large, or has too many rows",
     "415": "The body's format is not supported",
     "422": "Values, parameters or names break a rule: NaN, wrong number of classes, wrong kind",
-    "503": "A part of the service is unavailable",
+    "503": "A component of the service is unavailable",
     "default": "An error",
 }
 
@@ -58,7 +58,7 @@ REFERENCE = [
         "ref",
         "path",
         {"type": "string"},
-        "An alias or a version's number",
+        "An alias or a version number",
         required=True,
         example="production",
     ),
@@ -81,8 +81,8 @@ OPTIONS = [
         "interval",
         "query",
         {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LEVEL, "example": 0.9},
-        "Also return a credible band of this level for the confidence of each row; only for maps "
-        "of the method additive, which auto fits",
+        "Also return a credible interval of this level for the confidence of each row; only for "
+        "maps of the method additive, which auto fits",
     ),
     _parameter(
         "model",
@@ -95,8 +95,8 @@ OPTIONS = [
         "fingerprint",
         "query",
         {"type": "string", "enum": ["refuse", "warn"], "default": "refuse"},
-        "Whether a map that was fitted for another model leads to 409 (`refuse`), or only to a "
-        "Calibrd-Warning header (`warn`)",
+        "What to do if the map was fitted for another model: respond with 409 (`refuse`), or only "
+        "add a Calibrd-Warning header (`warn`)",
     ),
     _parameter(
         MODEL_HEADER,
@@ -149,7 +149,7 @@ ANSWER: Plain = {
         },
         "Calibrd-Warning": {
             "schema": {"type": "string"},
-            "description": "A code and a sentence; the header is repeated for each warning",
+            "description": "A code and a message; the header is repeated for each warning",
         },
     },
     "content": {
@@ -219,17 +219,17 @@ OPENAPI: Plain = {
                 "row. A map of two classes refuses such an array (`ambiguous_row`): it accepts "
                 "(n, 2), or (n, 1) with the logit or probability of class 1. The response has the "
                 "same format as the request, unless Accept names another.\n\n"
-                "With `labels` (n,) the response is JSON and has an `evaluation`: ECE with its "
+                "With `labels` (n,), the response is JSON with an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, for at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
-                "With `segments` (n,), names or integers, a map of the method `segmented` "
-                "calibrates each row for its segment. For rows of unknown segments it uses the map "
-                "for all rows, and a Calibrd-Warning states how many there are. Other maps refuse "
-                "segments (`no_segments`), unless labels are sent as well: the evaluation then "
-                "also reports each segment (`by_segment`).\n\n"
-                "A map of a method that needs features, such as `feature_clipping`, takes them in "
-                "`features` (n, d) and is refused without them (`missing_features`); other maps "
-                "refuse them (`no_features`)."
+                "With `segments` (n,), which are names or integers, a map of the method "
+                "`segmented` calibrates each row for its segment. For rows of unknown segments it "
+                "uses the map for all rows, and a Calibrd-Warning states how many there are. Other "
+                "maps refuse segments (`no_segments`), unless labels are sent as well: the "
+                "evaluation then also reports each segment (`by_segment`).\n\n"
+                "A map of a method that needs features, such as `feature_clipping`, takes them as "
+                "`features` (n, d); a call without them is refused (`missing_features`). Other "
+                "maps refuse features (`no_features`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,
@@ -239,19 +239,17 @@ OPENAPI: Plain = {
             "operationId": "predict_one_row",
             "tags": ["predict"],
             "summary": "Calibrate one row",
-            "description": "Calibrate one row that is sent in the query, for quick tests. Send "
-            "either `logits` or `probabilities`.",
+            "description": "Calibrate one row that is passed in the query string, for quick tests. "
+            "Pass either `logits` or `probabilities`.",
             "parameters": [
                 _parameter(
                     "logits",
                     "query",
                     {"type": "string"},
-                    "Numbers separated by commas",
+                    "Comma-separated numbers",
                     example="2.1,0.3,-1.0",
                 ),
-                _parameter(
-                    "probabilities", "query", {"type": "string"}, "Numbers separated by commas"
-                ),
+                _parameter("probabilities", "query", {"type": "string"}, "Comma-separated numbers"),
                 *OPTIONS,
             ],
             "responses": RESPONSES,

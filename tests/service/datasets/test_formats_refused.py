@@ -317,7 +317,7 @@ def test_a_second_end_record_is_not_read_in_place_of_the_first():
     hidden += struct.pack("<4sLQL", b"PK\6\7", 0, 56, 1)
     directory = entry + b"logits.npy" + hidden
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), 0, 0)
-    with pytest.raises(Malformed, match="two end records"):
+    with pytest.raises(Malformed, match="two end-of-central-directory records"):
         members(io.BytesIO(directory + end), len(directory + end), 1 << 20)
 
 

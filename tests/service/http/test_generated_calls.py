@@ -12,7 +12,7 @@ from helpers.live_service import in_process
 from service.access import keys
 from service.access.permissions import Scope
 
-# maps that were registered have no ONNX form, there is no worker here, and blobs lie in a folder
+# maps that were registered have no ONNX model, there is no worker here, and blobs lie in a folder
 NEVER_SUCCEED = {
     "GET /v1/calibrators/{name}/versions/{number}/onnx",
     "GET /readyz",

@@ -62,7 +62,7 @@ def test_a_missing_onnx_model_has_a_reason(
     kept = client.get("/v1/calibrators/segments/versions/1").json()["fit_info"]["warnings"]
     (why,) = (one["message"].removeprefix("no ONNX: ") for one in kept)
     assert "base" in why
-    assert answer.json()["detail"] == f"version 1 of segments has no ONNX form: {why}"
+    assert answer.json()["detail"] == f"version 1 of segments has no ONNX model: {why}"
     local.post("/v1/calibrators/foreign/versions", json=registration(Segmented().fit(SET)))
     answer = local.get("/v1/calibrators/foreign/versions/1/onnx")
     assert "only versions that were fitted by this service have one" in answer.json()["detail"]

@@ -94,7 +94,7 @@ def test_3_a_file_is_uploaded_fitted_and_leads_to_its_version(tab: Tab, service:
     expect_heading(tab, "New fit")
     look(tab, "new-fit")
     tab.page.get_by_label("Logits and labels").set_input_files(SAMPLE)
-    tab.page.get_by_label("Name of an existing calibrator").fill("sample")
+    tab.page.get_by_label("Name of a new calibrator").fill("sample")
     for method in tab.page.locator("input[name=method]").all():
         method.set_checked(method.get_attribute("value") == "temperature")
     tab.press("Upload and fit")
@@ -110,7 +110,7 @@ def test_4_a_file_that_breaks_a_rule_shows_a_message(
     broken.write_text("logit_0,logit_1,label\n1.5,0.2,0\n0.1,abc,1\n")
     tab.open(f"{service}/new-fit")
     tab.page.get_by_label("Logits and labels").set_input_files(broken)
-    tab.page.get_by_label("Name of an existing calibrator").fill("broken")
+    tab.page.get_by_label("Name of a new calibrator").fill("broken")
     tab.press("Upload and fit")
     trouble = tab.page.get_by_role("alert")
     expect(trouble).to_contain_text("Line 3")

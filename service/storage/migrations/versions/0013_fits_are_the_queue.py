@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the indexes; an earlier release makes the tables of its queue itself."""
+    """Drop the indexes; an earlier release creates the tables of its own queue."""
     op.drop_index(QUEUED, "fits")
     op.drop_index(STARTED, "fits")
 
