@@ -27,10 +27,11 @@ LARGEST_GAMMA = 1e18
 class Settings:
     """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
 
-    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))`` and clips it to
-    [``gamma_min``, ``gamma_max``]; a ``gamma_max`` of None or infinity means no upper bound. If the
-    magnitude of gamma falls below ``switch_at``, its sign changes, which switches between focal and
-    inverse-focal loss. ``calfocal``, the memoryless predecessor, sets gamma to
+    The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))``, or by ``exp(-rate (C - A))`` if
+    gamma is negative, and clips it to [``gamma_min``, ``gamma_max``]; a ``gamma_max`` of None or
+    infinity means no upper bound. If the magnitude of gamma falls below ``switch_at``, gamma is set
+    to ``switch_at`` with the opposite sign, which switches between focal and inverse-focal loss.
+    ``calfocal``, the memoryless predecessor, sets gamma to
     ``exp(rate (C - A))`` without a bound; ``calfocal_per_sample`` uses the p of each sample in
     place of C.
 

@@ -35,7 +35,7 @@ WIDTH = 560
 
 
 def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
-    """Draw the reliability of rows with low, middle and high margins (SMART paper, Figure 15).
+    """Draw the reliability of rows with low, middle and high margins (as in Figure 1 of SMART).
 
     Points are equal-mass bins; the axes of a panel begin near its lowest point. With a single
     temperature for all rows, the thirds can be miscalibrated in opposite directions, so that the

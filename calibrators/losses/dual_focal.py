@@ -19,11 +19,10 @@ FAR = 1e30  # below any log-probability
 class DualFocalLoss(Loss):
     """``-(1 - p_y + p_j)^gamma log p_y``, where p_j is the largest probability below p_y.
 
-    Use it if focal loss leads to underconfidence. This is the loss in the authors' released code,
-    with which the published results were obtained: no row has a weight above 1, and p_j is 0 if no
-    class is less probable than the label. In the formula of their paper (``as_published=False``),
-    p_j is the largest probability of the other classes, and a misclassified row has a weight of up
-    to 2^gamma.
+    Use it if focal loss leads to underconfidence. This is the loss in the authors' released code:
+    no row has a weight above 1, and p_j is 0 if no class is less probable than the label. In the
+    formula of their paper (``as_published=False``), p_j is the largest probability of the other
+    classes, and a misclassified row has a weight of up to 2^gamma.
 
     References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
     reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j where p_y < p_j; the

@@ -158,7 +158,7 @@ class SelectiveRiskLoss(Loss):
 
 
 def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) -> float | None:
-    """Return the smallest smoothing with which no correct row is pushed away from its label.
+    """Return a smoothing from which on no correct row is pushed away from its label.
 
     It is ``a/e``, where a is such that the score s grows by at most ``a p (1 - p)`` per unit of the
     label's logit: 1 for ``msp`` and 2 for ``margin``, or e / (e + k - 1) and (e + 1) / (e + k - 1)
@@ -194,8 +194,8 @@ class AURCLoss(Loss):
     rows get their mean rank; the weights carry no gradient. Use it if the order of the
     confidences matters more than their values.
 
-    Reference: Zhou et al., A novel characterization of the population area under the risk-coverage
-    curve, 2024.
+    Reference: Zhou et al., A novel characterization of the population area under the risk coverage
+    curve (AURC) and rates of finite sample estimators, 2025.
 
     >>> logits = torch.tensor([[2.0, 0.0], [0.5, 0.0]])
     >>> round(AURCLoss()(logits, torch.tensor([0, 1])).item(), 3)

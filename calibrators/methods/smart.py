@@ -137,10 +137,12 @@ class Smart(AfterTemperature):
     with ``delta=0``. Training stops after ``steps`` steps at ``learning_rate``, which regularises:
     fewer and larger steps were worse on a hundred rows.
 
-    ``as_published`` trains as the paper describes: logits are not divided by the temperature of
-    temperature scaling first, the network starts at random weights, and each of ``steps`` passes
-    uses batches of 1,024 rows. The paper's own objective is "charbonnier_per_sample". The lower
-    limit of 0.1 for T is then absolute, so the scale of the logits matters. On our study sets, this
+    ``as_published`` leaves out our changes to the paper's training: logits are not divided by the
+    temperature of temperature scaling first, the network starts at random weights, and each of
+    ``steps`` passes uses batches of 1,024 rows. The start and the batches are our reading: the
+    paper does not state the start, and its Algorithm 1 sums over all rows. ``objective`` stays the
+    binned form; the paper's own (Eq. 6) is "charbonnier_per_sample". The lower limit of 0.1 for T
+    is then absolute, so the scale of the logits matters. On our study sets, this
     variant was worse on average than temperature scaling: far worse with Eq. 6, and with the binned
     form because of one set with logits of a small scale (docs/studies/posthoc.md). It is included
     for comparison.
