@@ -52,7 +52,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Bands:
-    """A scale of names, each with a band of ``step`` pixels."""
+    """A categorical scale with a band of ``step`` pixels per name."""
 
     names: tuple[str, ...]
     step: float

@@ -111,7 +111,7 @@ def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> S
 
 
 def percent(value: float) -> str:
-    """Return a share in percent.
+    """Format a fraction as a percentage.
 
     >>> percent(0.0452)
     '4.52 %'

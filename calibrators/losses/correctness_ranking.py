@@ -43,7 +43,7 @@ class CorrectnessRankingLoss(Loss):
 
     name: ClassVar[str] = "correctness_ranking"
     summary: ClassVar[str] = (
-        "ranks confidence by how often a sample was classified correctly so far; takes `index=`; "
+        "ranks confidence by how often a sample has been classified correctly; takes `index=`; "
         "call `next_epoch()`"
     )
     takes: ClassVar[frozenset[str]] = frozenset({"index"})

@@ -77,7 +77,7 @@ class TemperatureScaling(Calibrator):
     where "soft_ece" and "charbonnier" have the binned form and ``lam`` is ``1 / (2 sigma^2)`` for
     soft bins of width sigma. These objectives need not be convex. They are minimised on a grid from
     T/16 to 16 T around the NLL optimum T, refined to one part in a million. If the NLL itself ends
-    at a bound, so does T. An objective that still falls at the end of the grid also gives a
+    at a bound, so does T. An objective that is still decreasing at the end of the grid also gives a
     BoundarySolution warning.
 
     ``grid="tenths"`` only tries T = 0.1, 0.2, ..., 10, whatever the scale of the logits, and takes
@@ -222,8 +222,8 @@ def _every(data: CalibrationSet, stride: int) -> CalibrationSet:
 
 def _end_sentence(objective: str, beta: float) -> str:
     return (
-        f"the {objective} objective still falls at the end of its grid, a factor of {2**OCTAVES} "
-        f"from the NLL optimum; T stops there, at {1 / beta:.3g}"
+        f"the {objective} objective is still decreasing at the end of its grid, a factor of "
+        f"{2**OCTAVES} from the NLL optimum; T stops there, at {1 / beta:.3g}"
     )
 
 

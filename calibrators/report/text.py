@@ -189,7 +189,7 @@ def chance_warning(report: Report) -> str:
         )
     return (
         f"{Verdict.AT_CHANCE.meaning} (over {test.rows:,} rows, the mean AUROC of each class "
-        f"against the rest is {test.auroc:.3f}, and 1 % of shuffled labels exceed "
+        f"against the rest is {test.auroc:.3f}, and 1 % of label permutations exceed "
         f"{test.limit:.3f}; {100 * test.accuracy:.1f} % are correct, "
         f"{100 * test.accuracy_by_chance:.1f} % with shuffled labels)"
     )

@@ -64,7 +64,9 @@ def rollback(context: CommandContext) -> None:
     flags = context.flags
     with context.client() as client:
         alias = client.rollback(flags.name, alias=flags.alias, reason=flags.reason)
-    context.output.answer(alias, f"{flags.name}@{alias.name} is version {alias.version} again")
+    context.output.answer(
+        alias, f"rolled {flags.name}@{alias.name} back to version {alias.version}"
+    )
 
 
 def history(context: CommandContext) -> None:

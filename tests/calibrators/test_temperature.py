@@ -269,7 +269,7 @@ def test_an_objective_that_falls_to_the_end_of_its_grid_is_flagged() -> None:
     logits = np.tile([2.0, 1.9, -5.0], (400, 1))
     labels = np.repeat([0, 1, 2], [120, 250, 30])
     assert not TemperatureScaling().fit(CalibrationSet(logits, labels)).fit_info["at_bound"]
-    with pytest.warns(BoundarySolution, match="mse objective still falls at the end"):
+    with pytest.warns(BoundarySolution, match="mse objective is still decreasing"):
         fitted = TemperatureScaling(objective="mse").fit(CalibrationSet(logits, labels))
     assert fitted.fit_info["at_bound"]
 

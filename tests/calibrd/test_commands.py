@@ -91,7 +91,7 @@ def test_from_fit_to_rollback(calibrd: Any, val: Path, at: str, tmp_path: Path) 
     # compared with the model: no rows were sent
     assert figures["metrics"]["nll"]["change"]["high"] < 0
     assert figures["against"] is None
-    assert calibrd("rollback", "cli").out == "cli@production is version 1 again\n"
+    assert calibrd("rollback", "cli").out == "rolled cli@production back to version 1\n"
     moves = calibrd("history", "cli", "--json").document
     assert [(one["to_version"], one["rollback"]) for one in moves] == [
         (1, True),

@@ -18,7 +18,7 @@ UNTIMED = frozenset({"/healthz", "/v2/health/live"})
 def group_of(owner: str) -> str:
     """Return the group in which an owner takes turns: callers without a key share one.
 
-    A machine may have any number of addresses, but only as many workspaces as it has keys.
+    Anyone may use many addresses, so an address does not earn a turn of its own.
     """
     return ADDRESS if owner.startswith(ADDRESS) else owner
 

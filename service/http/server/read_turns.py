@@ -24,8 +24,8 @@ class ReadTurns:
     """Bound the time that parsing takes in one pass of the event loop.
 
     In one pass the loop serves every connection that has received something.
-    Once parsing has taken TURN_SECONDS, the others wait for the next pass, in which their owners
-    (workspaces, or addresses of unknown callers) take turns; all addresses share one turn.
+    Once parsing has taken TURN_SECONDS, the remaining connections wait for the next pass.
+    Workspaces then take turns; all callers without a key count as one workspace.
     """
 
     def __init__(self) -> None:
