@@ -235,8 +235,8 @@ def attack_text(found: Sequence[Found]) -> str:
     """Return the correlations of the margin and the smallest change of the class."""
     one = next(one["attack"] for one in found if "attack" in one)
     return (
-        f"{one['rows']:,} correctly classified test images, of which {one['reached']:,} change "
-        f"their class within a step of {REACH:g}: Pearson correlation of margin and smallest step "
+        f"Of {one['rows']:,} correctly classified test images, {one['reached']:,} change "
+        f"class within a step of {REACH:g}: Pearson correlation of margin and smallest step "
         f"{one['pearson']:+.2f} among these, rank correlation {one['spearman']:+.2f} among all.\n"
     )
 
