@@ -31,7 +31,7 @@ class SECALoss(Loss):
     its class in the batch gets the gradient of cross-entropy; a warning is issued if this applies
     to most samples of the first training batch. With torch.distributed, training uses the means
     over the batches of all ranks, so all ranks must call the loss equally often;
-    ``all_ranks=False`` uses the means of each rank's own batch. It helps if a network is trained
+    ``all_ranks=False`` uses the means of each rank's own batch. Use it if a network is trained
     from scratch until it fits its training data, and must be calibrated without a held-out set. A
     network that cannot fit them ends underconfident: see docs/studies/recipes.md.
 

@@ -40,7 +40,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 
 def train(client: Local) -> None:
     """Post twenty steps, one without all ranks and one with gammas chosen by the trainer."""
-    first = {"session": "a", "world_size": 2, "decides": "service", "merge_timeout": 0.3}
+    first = {"session": "a", "world_size": 2, "decides": "service", "merge_timeout": 2.0}
     open_run(client, RUN, **first, settings=SETTINGS)
     for step in range(1, 6):
         for rank in (0,) if step == 4 else (0, 1):
