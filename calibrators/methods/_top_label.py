@@ -74,7 +74,7 @@ class TopLabelMap(CalibrationMap):
         return np.asarray(np.minimum(shift, limit).astype(second.dtype))
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add logits with the top one at 0 and the others shifted to an ONNX graph."""
+        """Add to an ONNX graph the logits with the top one at 0 and the others shifted."""
         others = onnx_others(graph, logits, self.k, self.base_temperature)
         shift = graph.add("Sub", others.log_odds, self._onnx_recalibrated(graph, others.log_odds))
         return others.shifted(graph, shift)

@@ -124,7 +124,10 @@ NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"ty
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
     "probabilities": {**NUMBERS, "description": "in the same shape, instead of logits"},
-    "values": {**NUMBERS, "description": "instead of either, if `kind` states what the values are"},
+    "values": {
+        **NUMBERS,
+        "description": "alternative to `logits` and `probabilities`; requires `kind`",
+    },
     "labels": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     "segments": {
         "type": "array",
