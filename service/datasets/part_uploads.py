@@ -17,11 +17,13 @@ from service.errors import (
     BlobMissing,
     Conflict,
     Invalid,
+    NoSpace,
+    NotFound,
     TooLarge,
 )
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
-from service.storage.blobs import Blobs, PendingBlobs
+from service.storage.blobs import Blobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind, Part
 from service.storage.repository import new_id
@@ -101,16 +103,19 @@ class PartUploads:
             more = part.bytes - (replaced.bytes if replaced else 0)
             self._check_room(store, dataset, more)
             self._datasets.quota.check(store, dataset.workspace, more)
-        pending = PendingBlobs(self._blobs)
-        # if the same bytes are sent again, the row already refers to this blob
-        put = self._blobs.put if replaced == part else pending.put
         try:
-            put(_key(dataset, part), arrived.path)
+            self._blobs.put(_key(dataset, part), arrived.path)
         except BlobMissing as error:  # its folder was deleted meanwhile
             raise Conflict(
                 "upload_changed", f"another request changed part {number}: send it again"
             ) from error
-        self._record(principal, dataset, [part], pending)
+        try:
+            self._record(principal, dataset, [part])
+        except (Conflict, NoSpace, NotFound, TooLarge):
+            # only after a refusal: otherwise a repeated request may have recorded the same blob
+            if replaced != part:  # else the row still refers to it
+                self._blobs.delete(_key(dataset, part))
+            raise
         return part
 
     def sign(
@@ -138,7 +143,7 @@ class PartUploads:
         number, times = Counter(part.number for part in announced).most_common(1)[0]
         if times > 1:
             raise Invalid("bad_part", f"part {number} is requested {times} times")
-        self._record(principal, dataset, announced, PendingBlobs(self._blobs))
+        self._record(principal, dataset, announced)
         expires_at = time.time() + seconds
         return [
             SignedPart(part.number, self._blobs.sign_put(_key(dataset, part), seconds), expires_at)
@@ -233,15 +238,13 @@ class PartUploads:
                 limit=self._limits.open_bytes,
             )
 
-    def _record(
-        self, principal: Principal, dataset: Dataset, parts: Sequence[Part], pending: PendingBlobs
-    ) -> None:
+    def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
         """Record the expected parts, and delete the bytes of the parts that they replace.
 
         Raises TooLarge, and changes nothing, if the upload would have more bytes than allowed.
         Replaced parts are not counted.
         """
-        with pending.named_in(self._database.write()) as store:
+        with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
             _open_one(store, principal, dataset.id, lock=True)
             before = store.datasets.put_parts(dataset.id, parts)

@@ -37,7 +37,8 @@ def too_many_pipelined() -> Malformed:
     """Return the error for requests that are sent without reading the responses."""
     return Malformed(
         "malformed_request",
-        f"at most {MAX_PIPELINED} requests may wait on a connection: read the responses first",
+        f"at most {MAX_PIPELINED} requests may wait on a connection, with heads of at most "
+        f"{MAX_PIPELINED_HEAD} bytes: read the responses first",
     )
 
 
