@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve browser test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-epochs study-posthoc-images study-recipes study-verdicts study-coverage screenshots figures clean
+.PHONY: help serve browser proxy test test-unit test-faults test-hostile check format docs docs-serve docs-tables demo wheel fuzz bench study-posthoc study-smart study-adafocal study-losses study-epochs study-posthoc-images study-recipes study-verdicts study-coverage screenshots figures clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,7 +33,13 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	echo "no browser found: tests that need one are skipped (on Debian: apt-get install chromium)"
 
-test: .venv/base browser  ## run all tests except fault injection, in four processes; the dashboard tests use Chromium (screenshots in out/pictures)
+proxy:
+	@command -v nginx >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
+	echo "nginx not found: tests that need it are skipped (on Debian: apt-get install nginx-light)"
+
+test: .venv/base browser proxy  ## run all tests except fault injection, in four processes; the dashboard tests use Chromium (screenshots in out/pictures)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/service/hostile
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/service/hostile
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from helpers.nginx import free_port, needs_nginx, nginx
+
 ROOT = Path(__file__).parents[2]
 REPLICAS = 4
 
-pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx here")
+pytestmark = needs_nginx
 
 
 class Poisoned:
@@ -60,8 +59,7 @@ def replicas() -> Iterator[list[Poisoned]]:
 @pytest.fixture
 def proxy(replicas: list[Poisoned], tmp_path: Path) -> Iterator[str]:
     """Run nginx with docker/nginx.conf on loopback, in front of these replicas."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     text = (ROOT / "docker/nginx.conf").read_text()
     text = text.replace("/tmp/", f"{tmp_path}/").replace("/dev/stdout", f"{tmp_path}/access")  # noqa: S108
     servers = "\n".join(f"server 127.0.0.1:{one.port} max_fails=0;" for one in replicas)
@@ -72,24 +70,8 @@ def proxy(replicas: list[Poisoned], tmp_path: Path) -> Iterator[str]:
     text = text.replace("listen 8081;", f"listen unix:{tmp_path}/second;")
     text = text.replace("/dev/stderr", f"{tmp_path}/errors")
     text = re.sub(r"worker_processes auto;", "worker_processes 1;\nuser root;", text)
-    (tmp_path / "nginx.conf").write_text(text)
-    process = subprocess.Popen(
-        ["nginx", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-g", "daemon off;"],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            assert process.poll() is None, "nginx ended"
-            assert time.monotonic() < deadline
-            with socket.socket() as line:
-                if line.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+    with nginx(text, tmp_path, port):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.mark.parametrize(
