@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-
-import calibrd
-from calibrators.methods.identity import IdentityMap
 from helpers.commands import here
 from helpers.documents import blocks_of
 from helpers.live_service import running
 from helpers.nginx import free_port, needs_nginx, nginx
+
+import calibrd
+from calibrators.methods.identity import IdentityMap
 
 pytestmark = [needs_nginx, pytest.mark.service]
 
@@ -43,13 +43,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path, 
     """Run the service behind nginx with TLS; yield its address, its certificate and a key."""
     folder = tmp_path_factory.mktemp("proxy")
     certificate, secret = folder / "calibrd.pem", folder / "calibrd.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-        + ["-keyout", str(secret), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    written = ["-addext", "subjectAltName=DNS:localhost", "-keyout", secret, "-out", certificate]
+    subprocess.run([*command.split(), *map(str, written)], check=True, capture_output=True)
     data_dir, port = folder / "data", free_port()
     assert here("migrate", "--data-dir", data_dir).returncode == 0
     created = here("keys", "create", "--name", "a", "--scopes", "admin", "--data-dir", data_dir)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from helpers.nginx import free_port, needs_nginx, nginx
 
 ROOT = Path(__file__).parents[2]
