@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     """Maximum number of concurrent requests per key; further ones get 429."""
     max_waits_per_key: int = Field(256, ge=1)
     """Maximum number of event streams and waiting requests per key; further ones get 429."""
-    max_connections_per_address: int = Field(2048, ge=16)
+    max_connections_per_address: int = Field(1024, ge=16)
     """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; further ones get 429."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,6 +13,8 @@ from calibrators.errors import MapError
 from calibrators.numerics.parallel import Floats
 
 ROWS_AT_ONCE = 1 << 20
+MAX_NUMBERS = 1 << 27  # a few seconds
+MIN_ROWS = 4
 SUM_TOLERANCE = 1e-3
 FEATURE_SCALES = (0.0, 1e-3, 1.0, 1e3)
 MARGINS = (1e-30, 1e-6, 1.0, 30.0, 1e4, 1e15)
@@ -22,12 +25,15 @@ def prove(fitted: CalibrationMap) -> None:
 
     The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64. If it
     has segments, it is also applied in the segments with the smallest and the largest scale. If it
-    needs features, these are zeros and random numbers on several scales.
+    needs features, these are zeros and random numbers on several scales. A map that is slow to
+    apply is applied to fewer rows.
     """
     names = [None, *_extreme_segments(fitted)]
+    repeats = 2 * len(names) * (len(FEATURE_SCALES) if fitted.has_features else 1)
+    most_rows = max(MIN_ROWS, MAX_NUMBERS // (repeats * (fitted.k + fitted.row_cost)))
     for dtype in (np.float32, np.float64):
         done = 0
-        for rows in _blocks(fitted, dtype):
+        for rows in _blocks(fitted, dtype, most_rows):
             logits, _ = fitted.read(rows)
             for name in names:
                 segments = None if name is None else np.full(len(rows), name)
@@ -63,11 +69,12 @@ def _check(probabilities: Floats, first: int) -> None:
         raise MapError(len(broken), first + int(broken[0]))
 
 
-def _blocks(fitted: CalibrationMap, dtype: DTypeLike) -> Iterator[Floats]:
-    """Yield the rows in blocks of limited size."""
+def _blocks(fitted: CalibrationMap, dtype: DTypeLike, most_rows: int) -> Iterator[Floats]:
+    """Yield at most ``most_rows`` of the rows, evenly chosen, in blocks of limited size."""
     step = max(1, ROWS_AT_ONCE // fitted.k)
     block: list[Floats] = []
-    for row in _rows(fitted.k):
+    count = sum(1 for _ in _rows(2))
+    for row in islice(_rows(fitted.k), 0, None, -(-count // most_rows)):
         block.append(row if fitted.kind == "logits" else _probabilities(row))
         if len(block) == step:
             yield np.array(block, dtype=dtype)

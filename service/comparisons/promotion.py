@@ -14,7 +14,7 @@ from service.registry.aliases import service as aliases
 from service.registry.aliases.service import AccuracyChange, Moved
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.records import Version
+from service.storage.records import Alias, Version
 from service.storage.store import Store
 
 TRIES = 5
@@ -85,3 +85,25 @@ def measured_change(
 def _pointed_at(store: Store, chosen: Version, alias: str) -> Version | None:
     there = store.aliases.get(chosen.calibrator, alias)
     return None if there is None else store.calibrators.version(chosen.calibrator, there.version)
+
+
+def roll_back(
+    database: Database,
+    quota: Quota,
+    principal: Principal,
+    name: str,
+    alias: str,
+    *,
+    reason: str = "",
+    expected: int | None = None,
+) -> Alias:
+    """Undo the last move of an alias; see `aliases.roll_back`.
+
+    Without a reason this works in a full workspace, too: the bytes of a rollback count with the
+    move that it undoes.
+    """
+    if reason:
+        with database.read() as store:
+            quota.check(store, principal.workspace, len(reason.encode()), is_promotion=True)
+    with database.write() as store:
+        return aliases.roll_back(store, principal, name, alias, reason=reason, expected=expected)

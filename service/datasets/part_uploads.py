@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.access.permissions import Principal
@@ -17,14 +18,12 @@ from service.errors import (
     BlobMissing,
     Conflict,
     Invalid,
-    NoSpace,
-    NotFound,
     TooLarge,
 )
 from service.settings import DAY
 from service.storage.blob_keys import dataset_key, part_key, parts_prefix
 from service.storage.blobs import Blobs
-from service.storage.database import Database
+from service.storage.database import TRANSIENT, Database
 from service.storage.records import Dataset, Kind, Part
 from service.storage.repository import new_id
 from service.storage.store import Store
@@ -111,10 +110,12 @@ class PartUploads:
             ) from error
         try:
             self._record(principal, dataset, [part])
-        except (Conflict, NoSpace, NotFound, TooLarge):
-            # only after a refusal: otherwise a repeated request may have recorded the same blob
-            if replaced != part:  # else the row still refers to it
-                self._blobs.delete(_key(dataset, part))
+        except BaseException:
+            self._withdraw(
+                _key(dataset, part),
+                arrived.path,
+                lambda store: store.datasets.part(id, number) == part,
+            )
             raise
         return part
 
@@ -181,13 +182,44 @@ class PartUploads:
                         "hash_differs", f"the joined parts have sha256 {whole.sha256}, not {sha256}"
                     )
                 facts = self._datasets.facts(whole, content_type, dataset.kind)
-                self._blobs.put(dataset_key(principal.workspace, id, whole.sha256), whole.path)
-                added = self._complete(principal, dataset, facts, announced)
+                key = dataset_key(principal.workspace, id, whole.sha256)
+                self._blobs.put(key, whole.path)
+                try:
+                    added = self._complete(principal, dataset, facts, announced)
+                except BaseException:
+                    self._withdraw(
+                        key, whole.path, lambda store: self._is_of(store, principal, id, whole)
+                    )
+                    raise
+                if added.dataset.id == id and not self._blobs.has(key):
+                    self._blobs.put(key, whole.path)  # a failed commit has just withdrawn it
         except (BlobMissing, Conflict) as error:
             return self._committed_elsewhere(principal, id, error)
         for key in self._sizes(dataset):
             self._blobs.delete(key)
         return added
+
+    def _withdraw(self, key: str, path: Path, is_named: Callable[[Store], bool]) -> None:
+        """Delete the bytes of a write that failed, unless a row names them.
+
+        No quota counts bytes without a row. Another request may have written the same bytes and its
+        row in the meantime, so they are restored if a row names them, or may name them because the
+        database cannot be read.
+        """
+        self._blobs.delete(key)
+        try:
+            with self._database.read() as store:
+                must_exist = is_named(store)
+        except TRANSIENT:
+            must_exist = True
+        if must_exist:
+            self._blobs.put(key, path)
+
+    @staticmethod
+    def _is_of(store: Store, principal: Principal, id: str, body: SpooledBody) -> bool:
+        """Return whether a dataset has the bytes of this body."""
+        current = store.datasets.get(principal.workspace, id)
+        return current is not None and current.sha256 == body.sha256
 
     def _check_arrived(self, dataset: Dataset, announced: list[Part], parts: int | None) -> None:
         sizes = self._sizes(dataset)
@@ -285,10 +317,7 @@ class PartUploads:
             store.keys.lock_workspace(principal.workspace)
             is_same = store.datasets.parts_of(dataset.id) == joined
             completed = store.datasets.complete(dataset.id, **facts) if is_same else None
-            current = store.datasets.get(principal.workspace, dataset.id)
         if not is_same:
-            if current is None or current.sha256 != facts["sha256"]:
-                self._blobs.delete(dataset_key(principal.workspace, dataset.id, facts["sha256"]))
             raise Conflict(
                 "upload_changed", "parts were sent while the parts were being joined: commit again"
             )

@@ -27,7 +27,7 @@ from service.errors import (
     ServiceError,
 )
 from service.settings import DAY
-from service.storage.blob_keys import dataset_key, part_key
+from service.storage.blob_keys import dataset_key, part_key, parts_prefix
 from service.storage.blobs import Blobs, PendingBlobs
 from service.storage.database import Database
 from service.storage.records import Dataset, Kind
@@ -205,10 +205,14 @@ def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
             return False
         parts = store.datasets.parts_of(dataset.id)
         store.datasets.remove(dataset.id)
-    for part in parts:
-        blobs.delete(part_key(dataset.workspace, dataset.id, part.number, part.sha256))
-    if dataset.sha256 is not None:
-        blobs.delete(dataset_key(dataset.workspace, dataset.id, dataset.sha256))
+    # parts without a row, too: failed writes and presigned uploads may have left some
+    keys = {part_key(dataset.workspace, dataset.id, one.number, one.sha256) for one in parts}
+    if dataset.sha256 is None:
+        keys |= {one.key for one in blobs.list(parts_prefix(dataset.workspace, dataset.id))}
+    else:
+        keys.add(dataset_key(dataset.workspace, dataset.id, dataset.sha256))
+    for key in keys:
+        blobs.delete(key)
     return True
 
 

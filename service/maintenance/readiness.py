@@ -45,6 +45,7 @@ class Probe:
         self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="probe-blobs")
         self._found: Readiness | None = None
         self._found_at = 0.0
+        self._pending: asyncio.Future[Readiness] | None = None
 
     def read(self) -> Readiness:
         """Return the status of the components, at most a second old."""
@@ -55,8 +56,12 @@ class Probe:
             return self._found
 
     async def read_async(self) -> Readiness:
-        """Call ``read`` on a dedicated thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
+        """Return the status, at most a second old; callers that wait share one probe."""
+        if self._found is not None and time.monotonic() - self._found_at <= FRESH_SECONDS:
+            return self._found
+        if self._pending is None or self._pending.done():
+            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, self.read)
+        return await asyncio.shield(self._pending)
 
     def _try(self) -> Readiness:
         """Probe both stores concurrently, so that two hanging stores delay no more than one."""

@@ -224,15 +224,20 @@ class RunSteps(Repository):
         released = update(run_statistics).where(mine, run_statistics.c.rank.in_(sizes))
         return self._execute(released.values(statistics=None, claimed=None))
 
-    def add(self, session: RunSession, step: int, **facts: Any) -> RunStep:
-        """Add a decided step."""
+    def is_expected(self, session: RunSession, step: int) -> bool:
+        """Return whether statistics have been posted for a step; reads only an index."""
+        chosen = select(run_statistics.c.rank).where(_of_step(session, step)).limit(1)
+        return self.session.scalar(chosen) is not None
+
+    def add(self, session: RunSession, step: int, reserved: int, **facts: Any) -> RunStep:
+        """Add a decided step, whose bytes replace the ``reserved`` ones."""
         values = {"run": session.run, "session": session.number, "step": step}
         made = self._one(
             RunStep,
             insert(run_steps).values(**values, decided_at=now(), **facts).returning(*run_steps.c),
         )
         assert made is not None  # noqa: S101
-        self._execute(_with_bytes(session.run, len(json.dumps(facts))))
+        self._execute(_with_bytes(session.run, len(json.dumps(facts)) - reserved))
         return made
 
     def get(self, session: RunSession, step: int) -> RunStep | None:

@@ -36,6 +36,8 @@ MAX_AT_ONCE = 50
 # beyond this many ranks, a worker's housekeeping deletes the statistics later
 RELEASED_AT_ONCE = 4 * AT_ONCE
 TURN_SECONDS = 30.0
+# the bytes of a decision are reserved when the first statistics of its step arrive
+DECISION_BYTES, BIN_BYTES, RANK_BYTES = 6_000, 200, 6
 
 _log = structlog.get_logger("calibrd.runs")
 # no two threads of this process merge the same step
@@ -127,11 +129,11 @@ def record(
         run = run_named(store, principal, name)
         session = session_of(store, run, sent.session)
         if store.run_steps.posted(session, sent.step, sent.rank) is None:
-            quota.check(store, principal.workspace, sent.size)
+            reserved = _decision_bytes(session, run.settings)
+            quota.check(store, principal.workspace, sent.size + reserved)
     _check(run, session, sent)
     with database.write() as store:
-        store.runs.lock(run.id)
-        mine = _recorded(store, session, sent)
+        mine = _recorded(store, store.runs.lock(run.id), session, sent)
     with database.read() as store:
         return Recorded(session, sent.step, mine.late, bool(store.run_steps.due([session.key], 1)))
 
@@ -244,7 +246,9 @@ def _write(store: Store, pending: _Pending, merge: _Merge, decision: dict[str, A
     ranks = store.run_steps.ranks(session, merge.step)
     if set(ranks) != merge.ranks:
         return False
-    store.run_steps.add(session, merge.step, ranks=ranks, **decision)
+    state = pending.head.state
+    reserved = _decision_bytes(session, None if state is None else state["settings"])
+    store.run_steps.add(session, merge.step, reserved, ranks=ranks, **decision)
     if len(ranks) <= RELEASED_AT_ONCE:
         store.run_steps.release(session.key, merge.step, RELEASED_AT_ONCE)
     store.runs.touch(session.run)
@@ -284,7 +288,13 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
     }
 
 
-def _recorded(store: Store, session: RunSession, sent: SentStatistics) -> RunStatistics:
+def _decision_bytes(session: RunSession, settings: dict[str, Any] | None) -> int:
+    """Return how many bytes a decision of this session takes at most."""
+    bins = WIDTHS if settings is None else settings["bins"]
+    return DECISION_BYTES + BIN_BYTES * int(bins) + RANK_BYTES * session.world_size
+
+
+def _recorded(store: Store, run: Run, session: RunSession, sent: SentStatistics) -> RunStatistics:
     """Record a rank's statistics once; mark them late if the step has been decided."""
     head = store.run_steps.head(session)
     if sent.step > head.step + MAX_AHEAD:
@@ -303,7 +313,10 @@ def _recorded(store: Store, session: RunSession, sent: SentStatistics) -> RunSta
             )
         return known
     is_late = sent.step <= head.step
-    store.runs.touch(session.run, ROW_BYTES if is_late else sent.size)
+    size = ROW_BYTES if is_late else sent.size
+    if not is_late and not store.run_steps.is_expected(session, sent.step):
+        size += _decision_bytes(session, run.settings)
+    store.runs.touch(session.run, size)
     return store.run_steps.post(
         session,
         sent.step,

@@ -23,7 +23,7 @@ import structlog
 
 from calibrators import CalibrationError, CalibrationMap, archive
 from service.access.permissions import Principal
-from service.errors import NotFound, ServiceError
+from service.errors import NotFound, ServiceError, TooMany
 from service.names import NAME
 from service.registry import service as versions
 from service.registry.aliases import service as aliases
@@ -40,6 +40,7 @@ PLACE_OVERHEAD = 1024  # bytes that a cache key takes
 ALIASES_PER_WORKSPACE = 4_000
 # time limits of one workspace in a round of a refresh, and of a whole refresh
 ROUND_SECONDS, REFRESH_SECONDS = 0.05, 5.0
+ROOM_SECONDS = 10.0  # how long a call waits until it may load another map
 
 _log = structlog.get_logger("calibrd.serving")
 
@@ -55,6 +56,7 @@ class Served:
     model: str | None
     id: str = ""
     bytes: int = 0
+    workspace: str = ""
 
 
 class CacheKey(NamedTuple):
@@ -70,7 +72,8 @@ class Maps:
 
     Beyond that, the workspace with the most bytes loses the map that it loaded first. Loading many
     maps therefore never evicts those of another workspace. A version is held only once, however
-    many aliases refer to it.
+    many aliases refer to it. A dropped map stays in memory while calls use it; if those of a
+    workspace take more than half of ``max_bytes``, it cannot load more maps until calls have ended.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
@@ -79,6 +82,7 @@ class Maps:
         self._max_bytes = max_bytes
         self._served: dict[CacheKey, Served] = {}
         self._versions: dict[str, Served] = {}
+        self._in_use: WeakValueDictionary[str, Served] = WeakValueDictionary()
         self._places: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._aliases: dict[str, dict[CacheKey, Alias]] = {}
@@ -105,6 +109,8 @@ class Maps:
         with self._turn_of(principal.workspace):
             with self._database.read() as store:
                 alias, version = _resolve(store, principal, name, ref)
+            if _id_of(version) not in self._in_use:
+                self._wait_for_room(principal.workspace)
             served = self._read(place, version)
             self._keep(place, alias, served)
         return served
@@ -113,6 +119,30 @@ class Maps:
         """Return the lock for loading maps of a workspace one at a time."""
         with self._lock:
             return self._turns.setdefault(workspace, threading.Lock())
+
+    def _wait_for_room(self, workspace: str) -> None:
+        """Wait until the dropped maps of a workspace that calls still use leave room for another.
+
+        Raises TooMany after ROOM_SECONDS.
+        """
+        end = time.monotonic() + ROOM_SECONDS
+        while self._dropped_bytes(workspace) > self._max_bytes // 2:
+            if time.monotonic() > end:
+                raise TooMany(
+                    "too_much_in_flight",
+                    f"calls of this workspace use more maps than fit into {self._max_bytes} bytes: "
+                    "send fewer requests to different versions at once",
+                )
+            time.sleep(0.05)
+
+    def _dropped_bytes(self, workspace: str) -> int:
+        """Return the bytes of the maps that are in use, but no longer in the cache."""
+        with self._lock:
+            return sum(
+                one.bytes
+                for one in self._in_use.values()
+                if one.workspace == workspace and one.id not in self._versions
+            )
 
     def refresh(self) -> None:
         """Find the aliases that have moved, and load the versions that they now point at.
@@ -205,15 +235,15 @@ class Maps:
 
     def _read(self, place: CacheKey, version: Version) -> Served:
         """Return a version with its map, from memory or from bytes that match their hash."""
-        id = f"{version.calibrator}@{version.number}"
-        known = self._versions.get(id)
+        id = _id_of(version)
+        known = self._in_use.get(id)
         if known is not None:
             return known
         is_large = version.map_bytes > LARGE_MAP
         # a large map takes several times its bytes while it is loaded: load one at a time
         with self._large if is_large else nullcontext():
             fitted = self._fitted(place, version)
-        return Served(
+        served = Served(
             place.name,
             version.number,
             fitted,
@@ -221,7 +251,11 @@ class Maps:
             version.model,
             id,
             MAP_OVERHEAD + size_of(fitted),
+            place.workspace,
         )
+        with self._lock:
+            self._in_use[id] = served
+        return served
 
     def _fitted(self, place: CacheKey, version: Version) -> CalibrationMap:
         key = map_key(place.workspace, version.id, version.map_sha256)
@@ -229,6 +263,10 @@ class Maps:
         fitted = _without_info(archive.load(content))
         compute_properties(fitted)
         return fitted
+
+
+def _id_of(version: Version) -> str:
+    return f"{version.calibrator}@{version.number}"
 
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:

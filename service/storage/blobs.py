@@ -190,6 +190,13 @@ class Blobs:
             return bytes(obstore.get(self._store, key).bytes())
         return None
 
+    def has(self, key: str) -> bool:
+        """Return whether a blob exists."""
+        with suppress(BlobMissing), _translated_errors():
+            obstore.head(self._store, key)
+            return True
+        return False
+
     def delete(self, key: str) -> None:
         """Delete a blob; a missing blob is not an error."""
         with suppress(BlobMissing), _translated_errors():

@@ -34,12 +34,23 @@ def bind(database: Database, blobs: Blobs, *, adopt: bool = False) -> None:
     Raises Conflict if they do not belong together.
     """
     try:
-        if adopt or not _is_bound(database, blobs):
+        if adopt or not _seems_bound(database, blobs):
             with migration_lock(database):
                 if adopt or not _is_bound(database, blobs):
                     _write_id(database, blobs, adopt=adopt)
     except Unavailable as error:
         logger.warning("blob_store_not_checked", extra={"reason": error.message})
+
+
+def _seems_bound(database: Database, blobs: Blobs) -> bool:
+    """Return whether both are bound; False if that must be checked again under the lock.
+
+    Another process that starts at the same time may bind them between the two reads.
+    """
+    try:
+        return _is_bound(database, blobs)
+    except Conflict:
+        return False
 
 
 def check_bound(database: Database, blobs: Blobs) -> None:

@@ -113,8 +113,11 @@ class Guard:
             await self._take_turn(scope)
         await self.app(scope, receive, send)
 
-    async def _take_turn(self, scope: Scope) -> None:
-        turn = scope[TURN] = Turn(self._turns, owner_of(scope))
+    async def _take_turn(self, scope: Scope, owner: str | None = None) -> None:
+        owner = owner or owner_of(scope)
+        turn: Turn | None = scope.get(TURN)
+        if turn is None or turn.owner != owner:
+            turn = scope[TURN] = Turn(self._turns, owner)
         await turn.take()
 
     async def _caller(self, scope: Scope) -> Principal:
@@ -127,10 +130,9 @@ class Guard:
         session = session_of(scope)
         key = None
         if session is not None:
-            await self._take_turn(scope)
-            key = await self._threads.run(
-                self._owners.get(session) or owner_of(scope), self._sessions.key_of, session
-            )
+            owner = self._owners.get(session) or owner_of(scope)
+            await self._take_turn(scope, owner)
+            key = await self._threads.run(owner, self._sessions.key_of, session)
         if session is None or key is None:
             raise Unauthenticated(
                 "key_required", "send a key in the header: Authorization: Bearer cal_..."

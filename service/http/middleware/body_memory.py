@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -17,7 +18,8 @@ FREE_BYTES = 1 << 16
 COPIES = 5  # the pieces of a body, the joined body, the decoded arrays and intermediate results
 HOLD = "memory_hold"
 # bodies that are streamed to disk; text bodies of fits are read into memory
-UPLOADS, FITS = "/v1/datasets", "/fits"
+UPLOADS = re.compile(r"POST /v1/datasets|PUT /v1/datasets/[^/]+/parts/\d+")
+FITS = "/fits"
 
 T = TypeVar("T")
 
@@ -99,7 +101,7 @@ def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -
 def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
     """Return whether a request's body is streamed to disk."""
     path = scope["path"]
-    if path.startswith(UPLOADS):
+    if UPLOADS.fullmatch(f"{scope['method']} {path}"):
         return True
     if not path.endswith(FITS):
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import lru_cache
+from ipaddress import IPv6Address
 from typing import Generic, TypeVar
 
 from starlette.types import Scope
@@ -11,8 +13,8 @@ from starlette.types import Scope
 TURN = "turn"
 ADDRESS = "address "
 T = TypeVar("T")
-# answered from memory faster than a turn is granted
-UNTIMED = frozenset({"/healthz", "/v2/health/live"})
+# answered from memory faster than a turn is granted, the last two once a second from a probe
+UNTIMED = frozenset({"/healthz", "/v2/health/live", "/readyz", "/v2/health/ready"})
 
 
 def group_of(owner: str) -> str:
@@ -107,17 +109,17 @@ class Turns:
 class Turn:
     """The turn of one request among the requests of its caller."""
 
-    __slots__ = ("_number", "_owner", "_turns")
+    __slots__ = ("_number", "_turns", "owner")
 
     def __init__(self, turns: Turns, owner: str) -> None:
         self._turns = turns
-        self._owner = owner
+        self.owner = owner
         self._number = -1
 
     async def take(self) -> None:
         """Wait for a turn, unless the request already has the current one."""
         if self._number != self._turns.number:
-            await self._turns.take(self._owner)
+            await self._turns.take(self.owner)
             self._number = self._turns.number
 
 
@@ -133,9 +135,26 @@ def owner_of(scope: Scope) -> str:
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"
-    return f"{ADDRESS}{(scope.get('client') or ('unknown',))[0]}"
+    return f"{ADDRESS}{network_of((scope.get('client') or ('unknown',))[0])}"
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Return an address, or for IPv6 its network of 64 bits, which usually has one owner.
+
+    >>> network_of("192.0.2.7"), network_of("2001:db8:0:1::7"), network_of("unknown")
+    ('192.0.2.7', '2001:db8:0:1::', 'unknown')
+    """
+    if ":" not in address:
+        return address
+    try:
+        found = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    own = found.ipv4_mapped
+    return str(own or IPv6Address(int(found) >> 64 << 64))
 
 
 def is_untimed(scope: Scope) -> bool:
-    """Return whether a request is a liveness check, which does not wait for a turn."""
+    """Return whether a request is a health check, which does not wait for a turn."""
     return scope["path"] in UNTIMED and scope["method"] in ("GET", "HEAD")

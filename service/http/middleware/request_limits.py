@@ -19,6 +19,8 @@ from service.http.middleware.fair_turns import owner_of, take_turn
 
 # how many of the framework's 40 threads the requests of one workspace may use at the same time
 MAX_RUNNING = 4
+# how many of them all requests without a key may use together, whatever addresses they come from
+MAX_RUNNING_WITHOUT_KEY = 8
 # these routes respond from memory or receive long bodies, and have their own executors
 OWN_EXECUTORS = re.compile(
     r"(?:GET|HEAD|POST) /v1/calibrators/[^/@]+@[^/@]+/predict"
@@ -38,9 +40,12 @@ LONGEST_PATH = 1024
 
 @dataclass(eq=False)
 class WorkspaceLoad:
-    """The threads that the keys of a workspace share, and their requests and waits in flight."""
+    """The threads that the keys of a workspace share, and their requests and waits in flight.
 
-    threads: asyncio.Semaphore
+    A request needs a place in each of the semaphores ``threads``.
+    """
+
+    threads: tuple[asyncio.Semaphore, ...]
     requests: int = 0
     waits: int = 0
 
@@ -66,7 +71,7 @@ class Slot:
         self.load = load
         load.requests += 1
         load.workspace.requests += 1
-        self._is_running = False
+        self._acquired: list[asyncio.Semaphore] = []
         self._is_held = True
         self._is_answered = False
 
@@ -78,16 +83,16 @@ class Slot:
         """
         if self._is_answered or not self._is_held:
             return
-        await self.load.workspace.threads.acquire()
-        self._is_running = True
+        for threads in self.load.workspace.threads:
+            await threads.acquire()
+            self._acquired.append(threads)
         if self._is_answered or not self._is_held:
             self.end_run()
 
     def end_run(self) -> None:
         """Return the thread to the caller's share."""
-        if self._is_running:
-            self._is_running = False
-            self.load.workspace.threads.release()
+        while self._acquired:
+            self._acquired.pop().release()
 
     def answer(self) -> None:
         """Return the thread permanently, because the response begins."""
@@ -116,6 +121,7 @@ class RequestLimits:
         self._most_requests = most_requests
         self._loads: dict[str, CallerLoad] = {}
         self._workspaces: WeakValueDictionary[str, WorkspaceLoad] = WeakValueDictionary()
+        self._without_key = asyncio.Semaphore(MAX_RUNNING_WITHOUT_KEY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request, or refuse it."""
@@ -148,7 +154,9 @@ class RequestLimits:
         name = owner_of(scope)
         found = self._workspaces.get(name)
         if found is None:
-            found = self._workspaces[name] = WorkspaceLoad(asyncio.Semaphore(MAX_RUNNING))
+            own = asyncio.Semaphore(MAX_RUNNING)
+            threads = (own,) if "principal" in scope else (own, self._without_key)
+            found = self._workspaces[name] = WorkspaceLoad(threads)
         return found
 
 

@@ -37,8 +37,9 @@ class Connections:
         self._total = 0
         self._idle: dict[str, dict[Closable, None]] = {}
         self._dropped: set[Closable] = set()
-        self._heads: Counter[str] = Counter()
-        self._head_bytes = 0
+        self._heads: dict[str, dict[Closable, int]] = {}
+        self._head_bytes: Counter[str] = Counter()
+        self._all_head_bytes = 0
 
     def add(self, one: Closable, address: str) -> None:
         """Count a new, idle connection and make room for it."""
@@ -78,13 +79,32 @@ class Connections:
             if not idle:
                 del self._idle[address]
 
-    def hold_head(self, address: str, change: int) -> bool:
-        """Count bytes of an unfinished head; return whether there is room for them."""
-        self._heads[address] += change
-        self._head_bytes += change
-        if not self._heads[address]:
+    def hold_head(self, one: Closable, address: str, size: int) -> bool:
+        """Set the bytes of a connection's unfinished head; return whether there is room for them.
+
+        If all heads together take too much, the address that holds most loses its oldest ones.
+        """
+        heads = self._heads.setdefault(address, {})
+        change = size - heads.get(one, 0)
+        heads[one] = size
+        if not size:
+            del heads[one]
+        if not heads:
             del self._heads[address]
-        return self._heads[address] <= MAX_HEAD_BYTES_OF_ONE and self._head_bytes <= MAX_HEAD_BYTES
+        self._head_bytes[address] += change
+        self._all_head_bytes += change
+        if not self._head_bytes[address]:
+            del self._head_bytes[address]
+        if self._head_bytes[address] > MAX_HEAD_BYTES_OF_ONE:
+            return False
+        while change > 0 and self._all_head_bytes > MAX_HEAD_BYTES:
+            largest = max(self._head_bytes, key=self._head_bytes.__getitem__)
+            if largest == address:
+                return False
+            oldest = next(iter(self._heads[largest]))
+            self.hold_head(oldest, largest, 0)
+            self._drop(oldest, largest)
+        return True
 
     def _drop_oldest(self, address: str) -> None:
         idle = self._idle.get(address)

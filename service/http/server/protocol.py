@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from service.http.middleware.fair_turns import owner_of
+from service.http.middleware.fair_turns import network_of, owner_of
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
 from service.http.server.connections import Connections
@@ -66,7 +66,7 @@ class HttpProtocol(TurnReader):
         """Register the connection, and start the deadline for its first request."""
         super().connection_made(transport)
         if self.client is not None:
-            self._address = self.client[0]
+            self._address = network_of(self.client[0])
         self._start_clock()
         self.open_connections.add(self, self._address)
 
@@ -195,8 +195,8 @@ class HttpProtocol(TurnReader):
     def _hold_head(self, size: int) -> bool:
         if size == self._held_head:
             return True
-        change, self._held_head = size - self._held_head, size
-        return self.open_connections.hold_head(self._address, change)
+        self._held_head = size
+        return self.open_connections.hold_head(self, self._address, size)
 
     def on_message_begin(self) -> None:
         """Begin the head of a request."""

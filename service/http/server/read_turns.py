@@ -13,8 +13,8 @@ from service.http.server.write_deadline import WriteDeadline
 TURN_SECONDS = 0.005
 # estimated time to start a request, which the parser only schedules on the loop
 REQUEST_SECONDS = 0.0003
-# liveness checks, which do not wait behind other requests
-URGENT = (b"GET /healthz ", b"GET /v2/health/live ")
+# health checks, which do not wait behind other requests
+URGENT = (b"GET /healthz ", b"GET /readyz ", b"GET /v2/health/")
 URGENT_BYTES = 512
 MAX_URGENT = 50  # per pass
 LEFTOVER_PAUSE = 0.05
@@ -80,7 +80,7 @@ class ReadTurns:
 
 
 def is_urgent(data: bytes) -> bool:
-    """Return whether the data is a single liveness check, with nothing after it."""
+    """Return whether the data is a single health check, with nothing after it."""
     if len(data) > URGENT_BYTES or not data.startswith(URGENT):
         return False
     return data.find(b"\r\n\r\n") == len(data) - 4

@@ -9,7 +9,7 @@ from sqlalchemy import case, func, insert, select, tuple_, update
 
 from service.storage.notifications import announce
 from service.storage.records import Alias, AliasMove
-from service.storage.repository import Repository, json_bytes, now
+from service.storage.repository import ROW_BYTES, Repository, json_bytes, now
 from service.storage.tables import alias_moves, aliases, calibrators
 
 MAX_IDS = 500
@@ -69,7 +69,8 @@ class Aliases(Repository):
                     rollback=rollback,
                 )
             )
-            size = json_bytes(by, reason)
+            # a move also counts the row of its rollback, which must work in a full workspace
+            size = json_bytes(reason) + (0 if rollback else 2 * (ROW_BYTES + json_bytes(by)))
             counted = update(calibrators).where(calibrators.c.id == calibrator)
             self._execute(counted.values(stored_bytes=calibrators.c.stored_bytes + size))
             announce(self.session)

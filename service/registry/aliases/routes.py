@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from service.access.permissions import Scope
-from service.comparisons.promotion import promote
+from service.comparisons.promotion import promote, roll_back
 from service.dependencies import Joined
 from service.errors import Invalid, Stale
 from service.http import openapi
@@ -123,15 +123,15 @@ def roll_back_alias(
     if_match: IfMatch = None,
 ) -> AliasOut:
     """Undo the last move; another call undoes the one before it. 409 if none is left."""
-    with joined.database.write() as store:
-        moved = aliases.roll_back(
-            store,
-            caller,
-            name,
-            alias,
-            reason="" if body is None else body.reason,
-            expected=_expected(if_match, None),
-        )
+    moved = roll_back(
+        joined.database,
+        joined.quota,
+        caller,
+        name,
+        alias,
+        reason="" if body is None else body.reason,
+        expected=_expected(if_match, None),
+    )
     joined.follow_if_possible(caller, name, moved)
     response.headers["ETag"] = f'"{moved.revision}"'
     return AliasOut.of(moved)

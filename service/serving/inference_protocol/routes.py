@@ -127,11 +127,12 @@ class _Protocol:
         return _json({"name": served.calibrator, "ready": True})
 
     async def infer(self, request: Request) -> Response:
-        served = await self.served(request)
         principal: Principal = request.scope["principal"]
+        check_scope(principal, Scope.PREDICT)
         header_length = _header_length(request)
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
+        served = await self.served(request)  # not before: slow clients must not keep maps in memory
         await take_turn(request.scope)
         if encoding != "identity":
             unpacked_bytes = min(self.limits.body, HIGHEST_RATIO * len(body))

@@ -89,33 +89,40 @@ class Predict:
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Respond with calibrated probabilities; errors are handled by the enclosing app."""
-        served = await self._served(scope)
-        is_post = scope["method"] == "POST"
-        query = scope["query_string"]
-        sent = read_headers(scope["headers"])
-        if not is_post and len(query) > INLINE_QUERY_BYTES:
-            principal: Principal = scope["principal"]
-            headers, body = await self.large.run(
-                principal, self._respond_to_long_query, served, query, sent
-            )
-        else:
-            request = (
-                NOTHING if is_post and not query else read_query(query, with_values=not is_post)
-            )
-            mismatch = _mismatch(served, request, sent)
-            if request.values is not None:
-                headers, body = await self._respond(scope, served, request.values, request, sent)
-            else:
-                headers, body = await self._respond_to_post(served, request, sent, scope, receive)
-            if mismatch is not None:
-                headers.append(warning_header(mismatch))
+        check_scope(scope["principal"], Scope.PREDICT)
+        headers, body = await self._answer(scope, receive)
         end_work(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
+    async def _answer(self, scope: AsgiScope, receive: Receive) -> tuple[Headers, bytes]:
+        """Return the headers and the body of the response.
+
+        The map is looked up after the body has arrived, and is released before the response is
+        sent, so slow clients do not keep maps in memory.
+        """
+        is_post = scope["method"] == "POST"
+        query = scope["query_string"]
+        sent = read_headers(scope["headers"])
+        if not is_post and len(query) > INLINE_QUERY_BYTES:
+            served = await self._served(scope)
+            return await self.large.run(
+                scope["principal"], self._respond_to_long_query, served, query, sent
+            )
+        request = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
+        content = b"" if request.values is not None else await _whole_body(receive)
+        served = await self._served(scope)
+        mismatch = _mismatch(served, request, sent)
+        if request.values is not None:
+            headers, body = await self._respond(scope, served, request.values, request, sent)
+        else:
+            headers, body = await self._respond_to_body(scope, served, content, request, sent)
+        if mismatch is not None:
+            headers.append(warning_header(mismatch))
+        return headers, body
+
     async def _served(self, scope: AsgiScope) -> Served:
         principal: Principal = scope["principal"]
-        check_scope(principal, Scope.PREDICT)
         place = scope["path_params"]
         name, ref = place["name"], place["ref"]
         served = self.find(principal, name, ref)
@@ -125,16 +132,15 @@ class Predict:
         check_name(ref, "a version or an alias")
         return await self.load(principal, name, ref)
 
-    async def _respond_to_post(
+    async def _respond_to_body(
         self,
+        scope: AsgiScope,
         served: Served,
+        body: bytes,
         request: PredictRequest,
         sent: SentHeaders,
-        scope: AsgiScope,
-        receive: Receive,
     ) -> tuple[Headers, bytes]:
         principal: Principal = scope["principal"]
-        body = await _whole_body(receive)
         await take_turn(scope)
         format = format_of(sent.content_type, body[:HEAD_BYTES])
         if format.codec.encode is None:

@@ -11,6 +11,7 @@ from calibrators.comparison.key_figures import Figure, deciding_figures
 from service.access.permissions import Principal, Scope
 from service.comparisons.promotion import measured_change
 from service.comparisons.promotion import promote as promote_version
+from service.comparisons.promotion import roll_back as roll_back_alias
 from service.comparisons.service import Pair
 from service.dependencies import Joined, Parts
 from service.errors import Invalid
@@ -208,16 +209,17 @@ def roll_back(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str, form: Sent
 ) -> Response:
     """Undo the last move, unless the alias has moved since the page was shown."""
-    with joined.database.write() as store:
+    with joined.database.read() as store:
         aliases.find(store, caller, name, alias)  # 404 before form errors
-        moved = aliases.roll_back(
-            store,
-            caller,
-            name,
-            alias,
-            reason=form.text("reason"),
-            expected=_whole(form, "expected"),
-        )
+    moved = roll_back_alias(
+        joined.database,
+        joined.quota,
+        caller,
+        name,
+        alias,
+        reason=form.text("reason"),
+        expected=_whole(form, "expected"),
+    )
     joined.follow_if_possible(caller, name, moved)
     return lead_to(request, f"/calibrators/{name}")
 

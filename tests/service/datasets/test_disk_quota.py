@@ -28,6 +28,7 @@ from service.access.keys import DEFAULT_WORKSPACE, workspace_named
 from service.access.repository import DATASET_ROOM
 from service.datasets.spool import Spool
 from service.errors import NoSpace
+from service.runs.service import BIN_BYTES, DECISION_BYTES, RANK_BYTES
 from service.storage.repository import FILE_BYTES, ROW_BYTES
 
 
@@ -80,6 +81,27 @@ def test_moves_of_an_alias_count_and_a_full_workspace_may_still_promote(tmp_path
         assert rollback.status_code == 200
 
 
+def test_reasons_of_rollbacks_cannot_exceed_the_quota(tmp_path: Path) -> None:
+    """They used to be stored in any number: 38 times the quota."""
+    room, reason = 300_000, "\N{GRINNING FACE}" * 1000
+    path = "/v1/calibrators/a/aliases/production"
+    with in_process(tmp_path, max_workspace_bytes=room) as service:
+        for temperature in (1.5, 2.0):
+            body = temperature_registration(temperature, k=3)
+            assert service.post("/v1/calibrators/a/versions", json=body).status_code == 201
+        codes, version = [200], 2
+        while codes[-1] == 200:
+            version = 3 - version
+            move = {"version": version, "force": True, "reason": "test"}
+            codes.append(service.put(path, json=move).status_code)
+        assert codes[-1] == 413
+        full = stored_bytes(service)
+        long = [service.post(f"{path}/rollback", json={"reason": reason}) for _ in range(10)]
+        assert long[-1].status_code == 413
+        assert service.post(f"{path}/rollback").status_code == 200  # always possible
+        assert stored_bytes(service) < full + 20_000
+
+
 def test_maps_and_their_descriptions_count(tmp_path: Path) -> None:
     most = 50_000
     with in_process(tmp_path, max_workspace_bytes=most) as service:
@@ -113,16 +135,17 @@ def test_judged_rows_and_reports_count(tmp_path: Path) -> None:
 
 def test_statistics_of_runs_count_until_they_are_merged(tmp_path: Path) -> None:
     size = len(seen(0, 20_000).to_bytes())
-    with in_process(tmp_path, max_workspace_bytes=3 * size + 2000) as service:
+    decisions = 3 * (DECISION_BYTES + BIN_BYTES * 5 + RANK_BYTES * 2)
+    with in_process(tmp_path, max_workspace_bytes=3 * size + decisions + 2000) as service:
         open_shared(service, ranks=2)
         answers = [post(service, "job", "a", step, seen(0, 20_000)) for step in (1, 2, 3)]
         assert {one.status_code for one in answers[:2]} <= {200, 202}
-        assert 3 * size < stored_bytes(service) < 3 * size + 2000
+        assert 3 * size < stored_bytes(service) - decisions < 3 * size + 2000
         refused = post(service, "job", "a", 4, seen(0, 20_000))
         assert (refused.status_code, refused.json()["code"]) == (413, "workspace_full")
     with in_process(tmp_path) as service:
         assert post(service, "job", "a", 1, seen(1, 20_000), rank=1).status_code == 200
-        assert 2 * size < stored_bytes(service) < 3 * size
+        assert 2 * size < stored_bytes(service) - 2 * decisions // 3 < 3 * size
 
 
 def test_states_that_wait_for_a_step_count_until_it_is_decided(tmp_path: Path) -> None:
@@ -137,11 +160,29 @@ def test_states_that_wait_for_a_step_count_until_it_is_decided(tmp_path: Path) -
             assert sent.status_code in (200, 202), sent.text
             stored.append(stored_bytes(service))
         waiting = len(passes[1].to_bytes()) + len(json.dumps(second.to_dict()))
-        assert stored[1] == stored[0] + ROW_BYTES + waiting
+        decision = stored[1] - stored[0] - ROW_BYTES - waiting  # reserved until it is written
+        with service.app.state.parts.database.read() as store:
+            written = store.session.execute(text("SELECT * FROM run_steps")).mappings().all()
+        largest = max(sum(len(str(value)) for value in row.values()) for row in written)
+        assert largest < decision < 3 * largest
+        assert stored[2] < stored[0] + 2 * decision
         with service.app.state.parts.database.read() as store:
             rows = store.session.execute(text("SELECT statistics, claimed FROM run_statistics"))
             assert [row for row in rows if row != (None, None)] == []
         assert len(history(service, "job")) == 2
+
+
+def test_decisions_of_steps_count_before_they_are_written(tmp_path: Path) -> None:
+    """Small statistics used to wait below the quota, and their decisions to exceed it fivefold."""
+    room = 2_000_000
+    with in_process(tmp_path, max_workspace_bytes=room) as service:
+        open_run(service, "job", session="a", settings={"bins": 1000}, decides="service")
+        codes = [post(service, "job", "a", step, seen(step)).status_code for step in range(2, 52)]
+        assert codes.count(200) in range(5, 20)
+        assert codes[-1] == 413
+        before = stored_bytes(service)
+        assert post(service, "job", "a", 1, seen(1)).status_code in (200, 202, 413)
+        assert stored_bytes(service) <= max(before, room)
 
 
 def test_notes_of_fits_and_runs_count(tmp_path: Path) -> None:

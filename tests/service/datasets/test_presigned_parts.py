@@ -257,3 +257,49 @@ def test_a_big_upload_in_parallel_never_passes_through_the_api(store: Local) -> 
     done = store.post(f"{url}/commit", json={"parts": 8, "sha256": digest(body)})
     assert (done.json()["status"], done.json()["bytes"]) == ("ready", len(body))
     assert sum(sent_to_api) < 2000
+
+
+def blobs_of(client: Local) -> list[str]:
+    """Return the keys of all datasets and parts of this test's workspace."""
+    found = client.app.state.parts
+    with found.database.read() as store:
+        workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+    return sorted(one.key for one in found.blobs.list(f"{workspace}/"))
+
+
+def test_bytes_of_writes_that_time_out_are_not_left_behind(
+    shared_fleet: Fleet, tmp_path: Path
+) -> None:
+    """A caller could cause the time-outs, so his bytes grew beyond every quota."""
+    content = npz(*sample(rows=50))
+    with in_process(**shared_fleet.settings(tmp_path), database_seconds=1) as client:
+        url, before = opened(client), blobs_of(client)
+        assert client.put(f"{url}/parts/1", content=b"a" * 100).status_code == 200
+        assert client.put(f"{url}/parts/1", content=content).status_code == 200
+        complete = blobs_of(client)
+        assert len(complete) == len(before) + 1
+        database = client.app.state.parts.database
+        with database.write() as store:
+            workspace = keys.workspace_named(store, keys.DEFAULT_WORKSPACE).id
+            store.keys.lock_workspace(workspace)
+            late = client.put(f"{url}/parts/1", content=b"b" * 100)
+            assert (late.status_code, late.json()["code"]) == (503, "database_busy")
+            assert blobs_of(client) == complete
+            assert client.put(f"{url}/parts/1", content=content).status_code == 503
+            assert blobs_of(client) == complete  # the row still names these bytes
+            assert client.post(f"{url}/commit").status_code == 503
+            assert blobs_of(client) == complete
+        committed = client.post(f"{url}/commit")
+        assert committed.status_code == 200, committed.text
+        (key,) = set(blobs_of(client)) - set(before)
+        assert "/datasets/" in key
+
+
+def test_deleting_an_upload_deletes_bytes_that_no_row_names(store: Local) -> None:
+    before = blobs_of(store)
+    url = opened(store)
+    assert store.put(f"{url}/parts/1", content=b"a" * 100).status_code == 200
+    (key,) = set(blobs_of(store)) - set(before)
+    store.app.state.parts.blobs.put(f"{key.rpartition('/')[0]}/2-{digest(b'left')}", b"left")
+    assert store.delete(url).status_code == 204
+    assert blobs_of(store) == before

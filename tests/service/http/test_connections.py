@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.http.server.connections import MAX_HEAD_BYTES_OF_ONE, Connections
+from service.http.server.connections import MAX_HEAD_BYTES, MAX_HEAD_BYTES_OF_ONE, Connections
 
 
 class Line:
@@ -63,7 +63,26 @@ def test_near_the_total_limit_the_largest_user_loses_connections() -> None:
 
 def test_heads_of_an_address_have_a_limit_together() -> None:
     connections = Connections(100, 100)
-    assert connections.hold_head("a", MAX_HEAD_BYTES_OF_ONE)
-    assert not connections.hold_head("a", 1)
-    assert connections.hold_head("b", 1)
-    assert connections.hold_head("a", -MAX_HEAD_BYTES_OF_ONE)
+    first, second, other = Line(), Line(), Line()
+    assert connections.hold_head(first, "a", MAX_HEAD_BYTES_OF_ONE)
+    assert not connections.hold_head(second, "a", 1)
+    assert connections.hold_head(other, "b", 1)
+    assert connections.hold_head(first, "a", 0)
+
+
+def test_addresses_that_fill_the_memory_for_heads_lose_theirs_to_others() -> None:
+    """Four addresses used to take all of it, and others then got 503 for the smallest head."""
+    connections = Connections(100, 1000)
+    size = MAX_HEAD_BYTES_OF_ONE // 10
+    count = MAX_HEAD_BYTES // size
+    many = [(one, f"a{n % 5}") for n in range(count) for one in opened(connections, f"a{n % 5}", 1)]
+    assert all(connections.hold_head(one, address, size) for one, address in many)
+    small = opened(connections, "b", 50)
+    assert all(connections.hold_head(one, "b", 20_000) for one in small)
+    assert not any(one.is_closed for one in small)
+    closed = [one for one, _ in many if one.is_closed]
+    assert 0 < len(closed) < count
+    for one, address in [*many, *((one, "b") for one in small)]:
+        connections.hold_head(one, address, 0)
+        connections.remove(one, address)
+    assert (connections._all_head_bytes, connections._total) == (0, 0)

@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
+from service.access.permissions import Principal, Scope
 from service.http.middleware.body_limits import BodyGuard
 from service.http.middleware.fair_turns import ADDRESS, TURN, Turn, Turns
-from service.http.middleware.request_limits import SLOT, CallerLoad, Slot, WorkspaceLoad, waiting
+from service.http.middleware.request_limits import (
+    MAX_RUNNING_WITHOUT_KEY,
+    SLOT,
+    CallerLoad,
+    RequestLimits,
+    Slot,
+    ThreadLimits,
+    WorkspaceLoad,
+    waiting,
+)
 
 
 def test_requests_of_one_caller_begin_in_different_turns_of_the_loop() -> None:
@@ -93,7 +103,7 @@ def test_waits_that_end_together_continue_one_after_another() -> None:
         went_on.append(turns.number)
 
     async def run() -> CallerLoad:
-        event, load = asyncio.Event(), CallerLoad(WorkspaceLoad(asyncio.Semaphore(1)))
+        event, load = asyncio.Event(), CallerLoad(WorkspaceLoad((asyncio.Semaphore(1),)))
         tasks = [asyncio.create_task(request(load, event)) for _ in range(40)]
         await asyncio.sleep(0)
         event.set()
@@ -106,13 +116,13 @@ def test_waits_that_end_together_continue_one_after_another() -> None:
 
 def test_waiting_for_a_disconnect_takes_no_thread() -> None:
     async def run() -> int:
-        workspace = WorkspaceLoad(asyncio.Semaphore(2))
+        workspace = WorkspaceLoad((asyncio.Semaphore(2),))
         slots = [Slot(CallerLoad(workspace)) for _ in range(10)]
         for slot in slots:
             await slot.run()
             slot.answer()
             await slot.run()  # for the end of its empty body, while a slow reader reads
-        return workspace.threads._value
+        return workspace.threads[0]._value
 
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 2
 
@@ -148,3 +158,34 @@ def test_bodies_that_end_together_are_handled_one_after_another(last: str, size:
 
     asyncio.run(run())
     assert len(set(handled)) == len(handled) == 40
+
+
+def test_callers_without_a_key_use_few_threads_from_however_many_addresses() -> None:
+    """Each address used to have four threads of its own, so ten addresses took all of them."""
+    running, most, done = 0, 0, asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if "principal" not in scope:
+            await done.wait()
+        running -= 1
+
+    async def run() -> int:
+        limits = RequestLimits(ThreadLimits(app), 256)
+
+        def request(address: str, **more: Any) -> asyncio.Task[None]:
+            scope = {"type": "http", "method": "POST", "path": "/sign-in", "client": (address, 1)}
+            return asyncio.create_task(limits({**scope, **more}, None, None))
+
+        tasks = [request(f"10.0.0.{n}") for n in range(50)]
+        await asyncio.sleep(0.05)
+        found = most
+        key = Principal("w", "key", frozenset(Scope), "k")
+        await asyncio.wait_for(request("10.0.0.1", principal=key), 5)
+        done.set()
+        await asyncio.gather(*tasks)
+        return found
+
+    assert asyncio.run(run()) == MAX_RUNNING_WITHOUT_KEY

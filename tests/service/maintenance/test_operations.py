@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from helpers.live_service import NPZ, ROOT, in_process, npz, running, sample, wa
 from helpers.registration import temperature_registration
 
 from service.cli.arguments import run
+from service.maintenance.readiness import OK, Probe, Readiness
 
 MEGABYTE = 1 << 20
 
@@ -194,3 +196,23 @@ def test_wrong_command_lines_show_the_usage(arguments, capsys):
         run(arguments)
     assert ended.value.code == 2
     assert "usage: python -m service" in capsys.readouterr().err
+
+
+def test_many_readiness_checks_share_one_probe(local) -> None:
+    """Anyone may send them, and they do not wait for turns."""
+    parts, probes = local.app.state.parts, []
+    probe = Probe(parts.database, parts.blobs)
+    original = probe._try
+
+    def counted() -> Readiness:
+        probes.append(1)
+        return original()
+
+    probe._try = counted
+
+    async def ask() -> set[str]:
+        found = await asyncio.gather(*(probe.read_async() for _ in range(100)))
+        return {one.database for one in found}
+
+    assert asyncio.run(ask()) == {OK}
+    assert len(probes) == 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from helpers import raw_blobs as stored
@@ -148,3 +152,65 @@ def test_a_version_is_held_once_under_all_its_names(local):
         refused = served(local, "c", ref)
         assert (refused.status_code, refused.json()["code"]) == (404, "no_such_version")
     assert (len(maps), maps.bytes) == (before + 1, held)
+
+
+@contextmanager
+def unfinished_call(client, path: str):
+    """Send a request whose body does not end."""
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address, timeout=20) as line:
+        line.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n2\r\n{ \r\n".encode()
+        )
+        yield line
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("path", ["/v1/calibrators/a@1/predict", "/v2/models/a/versions/1/infer"])
+def test_a_call_keeps_no_map_in_memory_while_its_body_arrives(tmp_path, path):
+    with in_process(tmp_path, map_cache_bytes=1024) as client:
+        for name in ("a", "b"):
+            register(client, name, 2.0)
+        maps = client.app.state.parts.maps
+        assert served(client, "a", "1").status_code == 200
+        with unfinished_call(client, path):
+            time.sleep(0.3)  # until it has reached the route
+            assert served(client, "b", "1").status_code == 200  # the cache holds one map: drops a
+            gc.collect()
+            assert [one.calibrator for one in maps._in_use.values()] == ["b"]
+
+
+@pytest.mark.one_backend
+def test_maps_that_calls_still_use_limit_how_many_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(map_cache, "ROOM_SECONDS", 0.5)
+    with in_process(tmp_path, map_cache_bytes=10_000) as client:
+        maps, names = client.app.state.parts.maps, [f"m{n}" for n in range(10)]
+        for name in names:
+            register(client, name, 2.0)
+        used, status = [], []
+        for name in names:
+            status.append(served(client, name, "1").status_code)
+            used += maps._in_use.values()  # as a running call would
+        assert status.count(200) < 6
+        refused = served(client, names[-1], "1")
+        assert refused.status_code == 429
+        assert refused.json()["code"] == "too_much_in_flight"
+        assert refused.headers["retry-after"]
+        assert served(client, names[0], "1").status_code == 200  # in use: not loaded again
+        used.clear()
+        assert served(client, names[-1], "1").status_code == 200
+
+
+@pytest.mark.one_backend
+def test_a_dropped_map_that_is_in_use_is_not_loaded_twice(tmp_path):
+    with in_process(tmp_path, map_cache_bytes=1024) as client:
+        for name in ("a", "b"):
+            register(client, name, 2.0)
+        maps = client.app.state.parts.maps
+        served(client, "a", "1")
+        (used,) = maps._in_use.values()
+        served(client, "b", "1")
+        assert used.id not in maps._versions
+        served(client, "a", "1")
+        assert maps._versions[used.id] is used

@@ -21,7 +21,7 @@ from service.maintenance.sweep import sweep
 from service.settings import Settings
 from service.storage.blobs import Blobs
 from service.storage.database import Database
-from service.storage.store_identity import ID_KEY, bind, check_bound, id_of
+from service.storage.store_identity import CHORE, ID_KEY, bind, check_bound, id_of
 
 pytestmark = pytest.mark.both_backends
 
@@ -191,3 +191,28 @@ def test_a_command_says_why_the_blob_store_was_not_checked(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
     assert line == "blob_store_not_checked reason=the blob store reports AccessDenied"
+
+
+def test_two_processes_that_start_at_the_same_time_bind_once(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second used to exit if the first bound both between its two reads."""
+    settings = Settings(**backend.settings(tmp_path / "data"))
+    with closing(prepared(settings)) as database:
+        blobs = Blobs(settings.blobs)
+        bound = id_of(database)
+        with database.write() as store:
+            store.chores.set_note(CHORE, "")
+        remove(blobs, ID_KEY)
+        peek, is_first = Blobs.peek, True
+
+        def bind_before_peek(self: Blobs, key: str) -> bytes | None:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                bind(database, blobs)
+            return peek(self, key)
+
+        monkeypatch.setattr(Blobs, "peek", bind_before_peek)
+        bind(database, blobs)
+        assert id_of(database) == content(blobs, ID_KEY).decode() not in ("", bound)
