@@ -23,7 +23,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_safe(text: str) -> str:
-    r"""Return JSON text in which the characters that ``printable`` escapes are JSON escapes.
+    r"""Return JSON text with JSON escapes for all characters that ``printable`` escapes.
 
     >>> json_safe('["\x9b\u202e"]')
     '["\\u009b\\u202e"]'

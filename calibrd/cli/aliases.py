@@ -25,7 +25,7 @@ def add_to(add_command: AddCommand) -> None:
     promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="promote a version that the promotion rules refuse; needs --reason",
+        help="promote a version despite the promotion rules; requires --reason",
     )
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")

@@ -190,7 +190,7 @@ def test_an_alias_is_not_followed_to_a_map_of_other_input(
                 local.refresh()
         assert local.version == 1
         assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
-        assert "which is applied here, takes logits of 5" in (local.problem or "")
+        assert "which is in use here, takes logits of 5" in (local.problem or "")
         said = [one for one in caplog.records if one.levelno >= logging.WARNING]
         assert [one.levelno for one in said] == [logging.ERROR]
         assert client.load(name, refresh=None).version == 2
