@@ -1,4 +1,4 @@
-"""Entry point of ``python -m calibrd`` and of the command ``calibrd``."""
+"""Entry point of ``python -m calibrd`` and the ``calibrd`` command."""
 
 from __future__ import annotations
 

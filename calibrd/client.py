@@ -73,7 +73,7 @@ class _ClientBase(Calls, Generic[Http]):
         return cast(Http, self._http_class(**options, verify=self._tls))
 
     def _foreign_http(self) -> Http:
-        """Return the httpx client for other servers, such as an object store; create it once."""
+        """Return the httpx client for other servers (object stores); create it on first use."""
         with self._lock:
             if self._foreign is None:
                 keep_out_of_logs()

@@ -106,7 +106,7 @@ class FitWasCancelled(CalibrdError):
 
 def resume_hint(fit: str) -> str:
     """Return a hint on how to resume waiting for a fit or cancel it."""
-    return f"client.wait({fit!r}) resumes waiting, client.cancel({fit!r}) cancels the fit"
+    return f"client.wait({fit!r}) resumes waiting; client.cancel({fit!r}) cancels the fit"
 
 
 class WaitedTooLong(CalibrdError, TimeoutError):

@@ -316,7 +316,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Convert a value to its annotated type; raise TypeError or ValueError if it does not fit."""
+    """Convert a value to its annotated type; raise TypeError or ValueError if that fails."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     if value is None:

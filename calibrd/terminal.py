@@ -11,9 +11,9 @@ _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return text with control characters, bidirectional overrides and the like escaped.
+    r"""Return text with control characters, bidirectional overrides and similar characters escaped.
 
-    The escapes are those of Python; with ``lines``, newlines and tabs are kept.
+    Characters are escaped as in Python; with ``lines``, newlines and tabs are kept.
 
     >>> print(printable("a\x1b[31mb\u202e"), printable("x\ny\r"))
     a\x1b[31mb\u202e x\ny\r

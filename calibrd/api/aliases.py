@@ -1,4 +1,4 @@
-"""Aliases: promote, roll back, history."""
+"""Calls for aliases: promote, roll back, history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets: upload, list, delete."""
+"""Calls for datasets: upload, list, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits: start, wait, list, cancel."""
+"""Calls for fits: start, wait, list, cancel."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class PredictCalls(ApiBase):
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
-        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
+        """Return calibrated probabilities (n, k) for ``values`` of the kind the map was fitted on.
 
         A one-dimensional array is a single row. For a two-class map, or if the array is too large
         for one request, it holds one logit (or probability) per row, as for maps from ``load``.
@@ -168,7 +168,7 @@ class PredictCalls(ApiBase):
             vectors = yield Work(lambda: as_array(features, "features"))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
-                "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
+                "bad_shape", f"values must be rows of numbers (n, k), got shape {array.shape}"
             )
         name = str(Reference.of(ref))
         if array.ndim == 1:

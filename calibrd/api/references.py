@@ -24,8 +24,8 @@ def checked_alias(alias: str) -> str:
     """Return an alias unchanged; raise ValueError if it is invalid, such as a number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
-            "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', not digits "
-            f"alone, got {alias!r}"
+            "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', and not "
+            f"only digits, got {alias!r}"
         )
     return alias
 

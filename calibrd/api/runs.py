@@ -1,4 +1,4 @@
-"""Training runs: open, send statistics, read the state and the history."""
+"""Calls for training runs: open, send statistics, read the state and the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upload datasets: skip stored bytes, split large datasets, and resume after interruptions."""
+"""Upload datasets: skip stored data, split large datasets, and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Upload:
             return None
 
     def _is_kept(self, known: Dataset) -> bool:
-        """Return whether the stored dataset will be kept; if not, uploading it again extends it."""
+        """Return whether the dataset will be kept; if not, another upload extends its retention."""
         if self.retention != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON

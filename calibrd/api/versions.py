@@ -1,4 +1,4 @@
-"""Calibrators, versions and reports; registration of maps fitted elsewhere."""
+"""Calls for calibrators, versions and reports, and for registering maps fitted elsewhere."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class VersionCalls(ApiBase):
 
     @call
     def get_map(self, ref: str | Version) -> Flow[bytes]:
-        """Return the bytes of a version's map; ``calibrators.archive.load`` reads them."""
+        """Return the bytes of a version's map, which ``calibrators.archive.load`` reads."""
         return (yield from self._bytes(Reference.of(ref), "map"))
 
     @call

@@ -38,7 +38,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def promote(context: CommandContext) -> None:
-    """Move an alias and print the figures before and after."""
+    """Move an alias and print the metrics before and after."""
     flags = context.flags
     checked_alias(flags.alias)
     with context.client() as client:

@@ -125,7 +125,7 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
 
 
 def note_segments(context: CommandContext, known: int, rows: int) -> None:
-    """Print the number of rows in the segments of the map, unless it is all of them."""
+    """Print the number of rows that belong to a segment of the map, unless all do."""
     if known < rows:
         context.output.note(
             f"{known:,} of {rows:,} rows belong to a segment of this map; the others use the map "

@@ -183,7 +183,7 @@ def markdown(decided: Gate, words: str) -> str:
 
 
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
-    """Estimate the number of rows needed to decide; None if it is too large to estimate.
+    """Estimate the number of rows needed to decide; return None if it is too large to estimate.
 
     The width of an interval is assumed to shrink with the square root of the number of rows. For
     the calibration error, the interval of its square is used, because it is symmetric.

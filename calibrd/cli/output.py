@@ -19,7 +19,7 @@ from calibrd.terminal import json_safe, printable
 
 
 class CommandError(Exception):
-    """A command cannot be carried out; ``hint`` suggests what to do instead."""
+    """A command cannot be run; ``hint`` suggests what to do instead."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)

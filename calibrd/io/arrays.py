@@ -22,8 +22,8 @@ def as_array(values: Any, name: str = "values") -> Array:
     """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
     Lists in a column become the rows of a matrix, and the columns of a frame its columns. Data is
-    copied only if necessary. Missing or masked values, nested lists in a column,
-    and text raise a DataError that refers to the values as ``name``.
+    copied only if necessary. Missing or masked values, nested lists in a column, and text raise a
+    DataError that refers to the values as ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)

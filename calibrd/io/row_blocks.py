@@ -173,7 +173,7 @@ def atomic_target(target: Path) -> Iterator[Path]:
 def open_target(
     part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
-    """Create a file in the format of the extension ``ending``; yield a function to write blocks.
+    """Create a file in the format given by ``ending``; yield a function that writes blocks.
 
     ``kept`` are the columns or arrays to copy from the source; ``output`` is the name of the array
     in an npz.

@@ -93,7 +93,7 @@ class LocalMap:
             self._refresher = Refresher(self, refresh)
 
     def apply(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
-        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
+        """Return calibrated probabilities (n, k) for ``values`` of the kind the map was fitted on.
 
         A two-class map also takes one number per row, (n,) or (n, 1); with more classes, pass
         a single row as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map that
@@ -198,7 +198,7 @@ class LocalMap:
             self._note(None)
         if found.number == before.number:
             return False
-        _log.info("%s: version %d, was %d", self.reference, found.number, before.number)
+        _log.info("%s: now version %d, was %d", self.reference, found.number, before.number)
         return True
 
     def _note(self, error: Exception | None) -> None:

@@ -1,6 +1,6 @@
 """Base classes of the callbacks, which create an AdaFocal or a Monitor when training begins.
 
-The ranks and the checkpoint are not known earlier.
+The ranks and the checkpoint are unknown before that.
 """
 
 from __future__ import annotations

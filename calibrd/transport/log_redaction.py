@@ -1,4 +1,4 @@
-"""Remove the query string of presigned URLs, which is secret, from logs."""
+"""Remove the query strings of presigned URLs, which are secret, from logs."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit VAL --name a/b", "a calibrator's name must be"),
         ("fit VAL --name m@3", "a calibrator's name must be"),
         ("fit VAL --name m --promote pro@duction", "got 'pro@duction'"),
-        ("fit VAL --name m --promote 3", "not digits alone"),
+        ("fit VAL --name m --promote 3", "not only digits"),
         ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
         ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
         ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),

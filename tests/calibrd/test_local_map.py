@@ -76,7 +76,7 @@ def test_an_alias_is_followed_and_a_number_is_not(
         assert np.array_equal(local.apply(LOGITS), fitted(3.0).apply(LOGITS))
         client.rollback("moving")
         wait_until(lambda: local.version == 1)
-        assert "moving@production: version 2, was 1" in caplog.messages
+        assert "moving@production: now version 2, was 1" in caplog.messages
     assert fixed.version == 1
     assert fixed.refresh() is False
 

@@ -31,7 +31,7 @@ Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """A reporter that submits passes to the sender and to the outbox, which writes them to disk.
+    """Reporter of one run: submits passes to the outbox, which stores them on disk, and the sender.
 
     No call waits longer than ``budget`` seconds, even if the disk or the network hangs.
     """

@@ -201,7 +201,7 @@ class Sender:
         return Client.from_connection(self._connection)
 
     def _work(self, *, tries_stuck: bool) -> None:
-        """Send everything that can be sent now; raise an error that concerns all sessions."""
+        """Send everything that can be sent now; raise errors that concern all sessions."""
         while self._queries:
             self._answer(*self._queries[0])
             self._queries.popleft()
@@ -326,7 +326,7 @@ class Sender:
             answer.set_exception(refusal) if refusal else answer.set_result(found)
 
     def _handle(self, session: Session, error: CalibrdError) -> None:
-        """Handle an error of one session; raise it if it concerns all sessions."""
+        """Handle an error from one session; raise it if it concerns all sessions."""
         is_lost = isinstance(error, Refused) and error.code in LOST
         can_begin_again = session.opened and session.waiting and session.plan.decides == "trainer"
         if is_lost and can_begin_again:
