@@ -191,7 +191,9 @@ def _from_cells(array: Array, name: str) -> Array:
     if np.ndim(flat[0]) == 0 and not hasattr(flat[0], "__dlpack__"):
         return np.array(array.tolist())
     if array.ndim != 1:
-        raise DataError("bad_shape", f"{name} must be one column of lists, got several")
+        raise DataError(
+            "bad_shape", f"{name} must be one column of lists, got {array.shape[1]} columns"
+        )
     return _stacked(flat, name)
 
 

@@ -196,7 +196,7 @@ class _Monitor(MonitoringCallback, _Hooks):
     """Callback that streams the calibration of every evaluation, for training with any loss.
 
     Use it as ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The
-    arguments are the same as for ``calibrd.training.Monitor``. To train with a loss of
+    arguments are the same as for ``calibrd.training.Monitor``. To train with a loss from
     ``make_loss``, pass its name as ``loss`` and its parameters, and also
     ``compute_loss_func=callback.compute_loss``. Losses that keep state across epochs lose it when
     training is resumed.
@@ -259,7 +259,7 @@ def _logits_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(logits: Any) -> Any:
-    """Transpose a model's output (n, tokens, k) to (n, k, tokens), as losses expect."""
+    """Transpose a model's output (n, tokens, k) to (n, k, tokens), as the losses expect."""
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 

@@ -31,7 +31,7 @@ Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """Reporter of one run: submits passes to the outbox, which stores them on disk, and the sender.
+    """Submission of a run's passes to the outbox, which stores them on disk, and to the sender.
 
     No call waits longer than ``budget`` seconds, even if the disk or the network hangs.
     """

@@ -335,7 +335,7 @@ class Sender:
             self._refused(session, error)
         elif session.is_left and isinstance(error, ServerError):  # it may concern only this session
             session.is_stuck = True
-            self._warn_once(session, f"unsent steps of {session.plan.session} are waiting", error)
+            self._warn_once(session, f"cannot send the steps of {session.plan.session} yet", error)
         else:
             raise error
 
