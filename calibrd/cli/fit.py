@@ -287,7 +287,7 @@ def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
     evaluation = None
     if flags.evaluation is not None:
         evaluation = _rows(context, flags.evaluation, methods).checked()
-    context.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted locally")
+    context.output.note(f"{flags.data}: fitting {len(data.labels):,} rows locally")
     with locate_errors(data.path, 0):
         return [
             fit_local(

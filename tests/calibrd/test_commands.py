@@ -361,7 +361,7 @@ def test_ctrl_c_while_a_fit_runs(val: Path, tmp_path: Path) -> None:
     target = tmp_path / "m.calibrd"
     running = spawned("fit", path, "--method", "smart", "--param", "steps=100000", "--out", target)
     assert running.stderr is not None
-    assert "fitted locally" in running.stderr.readline()
+    assert "rows locally" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
     wait_until(lambda: running.poll() is not None, 30)
     out, err = running.communicate()

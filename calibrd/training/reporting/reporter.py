@@ -112,7 +112,7 @@ class Reporter:
         statistics: BinStatistics,
         before: Start,
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or the rank's own after the budget."""
+        """Submit a rank's pass; return the service's state, or this rank's own after a timeout."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
