@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import a submodule on first use; ModuleNotFoundError names the extra that it needs."""
+        """Import a submodule on first use; a ModuleNotFoundError names the missing extra."""
         if name in LAZY:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

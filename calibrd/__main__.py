@@ -1,4 +1,4 @@
-"""Entry point of ``python -m calibrd`` and of the command ``calibrd``."""
+"""Entry point of ``python -m calibrd`` and the ``calibrd`` command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from calibrd.cli import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the SDK or of an installed server; return its exit code."""
+    """Run a command of the SDK or the installed server; return its exit code."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         # the imports take a moment, and Ctrl-C must end the command silently even then

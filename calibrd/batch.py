@@ -1,4 +1,4 @@
-"""Apply maps to files of any size, or to batches on many machines.
+"""Apply maps to files of any size, or to batches distributed over many machines.
 
 >>> from calibrators.methods.temperature import TemperatureMap
 >>> apply = BatchApply(TemperatureMap(k=2, temperature=2.0))
@@ -55,15 +55,15 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchApply:
-    """Callable that adds calibrated probabilities to a batch, a dict of numpy arrays by column.
+    """Callable that adds calibrated probabilities to a batch: a dict of columns as numpy arrays.
 
     This is the batch format of Ray Data's ``map_batches(..., batch_format="numpy")``. ``columns``
     names one column of lists or several columns of numbers; the default is ``logits``, or
-    ``probabilities`` for a map fitted on probabilities. ``segments`` names the column with the
-    segment of each row, for maps with segments; ``features`` names the column with the features of
-    each row, for maps that need them. The result is the column ``output`` or, with
-    ``one_column_each``, one column per class such as ``probabilities_0``; ``predictions`` adds the
-    columns ``prediction`` and ``confidence``. Existing columns are never replaced.
+    ``probabilities`` for a map fitted on probabilities. ``segments`` names the column with each
+    row's segment, for maps with segments; ``features`` names the column with each row's features,
+    for maps that need them. The probabilities are written to the column named by ``output`` or,
+    with ``one_column_each``, to one column per class, such as ``probabilities_0``. ``predictions``
+    adds the columns ``prediction`` and ``confidence``. Existing columns are never replaced.
     """
 
     fitted: Applies
@@ -81,7 +81,7 @@ class BatchApply:
         if self.predictions and self.output in PREDICTIONS and not self.one_column_each:
             raise DataError(
                 "name_taken",
-                f"the name {self.output!r} is reserved for predictions: choose another output",
+                f"output {self.output!r} is reserved for predictions: choose another name",
             )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class BatchApply:
         return self.fitted.apply(typed, segments, features)
 
     def added(self, found: Array) -> dict[str, Array]:
-        """Return the columns to add for the probabilities ``found``."""
+        """Return the new columns for the calibrated probabilities ``found``."""
         made = {self.output: found}
         if self.one_column_each:
             made = {f"{self.output}_{one}": found[:, one] for one in range(found.shape[1])}
@@ -116,7 +116,7 @@ class BatchApply:
 
 
 def current_map(fitted: Applies) -> CalibrationMap:
-    """Return the map that is in use now; it does not change when the alias moves."""
+    """Return the map currently in use; it stays the same if the alias moves."""
     return fitted.map if isinstance(fitted, LocalMap) else fitted
 
 
@@ -135,19 +135,19 @@ def apply_file(
     force: bool = False,
     progress: bool = True,
 ) -> Applied:
-    """Apply a map to a file and write the result to another file, in constant memory.
+    """Apply a map to a file in constant memory and write the result to another file.
 
-    Each file may be .npy, .npz, .parquet or .arrow. The input is the array or column ``logits``, or
-    ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` names one or more
-    other columns. From table to table the other columns are copied as well, and from npz to npz the
-    other arrays; ``drop_inputs`` leaves out the inputs. Between other formats, and in an npy file,
-    only the probabilities are written.
+    Each file may be .npy, .npz, .parquet or .arrow. The input is the ``logits`` array or column, or
+    ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` can name one or more
+    other columns. If both files are tables, the other columns are copied too; if both are npz, the
+    other arrays. ``drop_inputs`` leaves out the inputs. For all other combinations, only the
+    probabilities are written.
 
     Segments are read from the array or column named by ``segments``, by default ``segments`` or
-    ``segment`` if present. Features, if the map needs them, are read from the array ``features`` of
+    ``segment`` if present. Features, if the map needs them, are read from the ``features`` array of
     an npz. The remaining options are the same as for BatchApply; ``predictions`` and
-    ``one_column_each`` need a table, and ``output`` has no effect on an npy file. The target is
-    written atomically, and an existing file is replaced only with ``force``.
+    ``one_column_each`` require a table as the target, and ``output`` has no effect on an npy file.
+    The target is written atomically, and an existing file is replaced only with ``force``.
     """
     start, end = Path(source), Path(target)
     steady = current_map(fitted)  # one version for the whole file
@@ -155,7 +155,7 @@ def apply_file(
         check_ending(path)
     check_folder(end)
     if end.exists() and not force:
-        raise FileExistsError(17, "already exists: use force to replace it", str(end))
+        raise FileExistsError(17, "already exists: replace it with force (--force)", str(end))
     apply = BatchApply(
         steady,
         output=output,

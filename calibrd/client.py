@@ -1,4 +1,4 @@
-"""The synchronous and the asynchronous client, which have the same calls."""
+"""Synchronous and asynchronous clients with the same calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 class _ClientBase(Calls, Generic[Http]):
-    """Base of both clients: the calls, and httpx clients to send them with."""
+    """Base class of both clients: the calls, and the httpx clients that send them."""
 
     _http_class: ClassVar[Any]
 
@@ -73,7 +73,7 @@ class _ClientBase(Calls, Generic[Http]):
         return cast(Http, self._http_class(**options, verify=self._tls))
 
     def _foreign_http(self) -> Http:
-        """Return the httpx client for other servers, such as an object store; create it once."""
+        """Return the httpx client for other servers (object stores); create it on first use."""
         with self._lock:
             if self._foreign is None:
                 keep_out_of_logs()
@@ -162,7 +162,7 @@ class Client(_ClientBase[httpx.Client], Blocking):
             return list(pool.map(lambda make: self._run(make(), cancelled), step.flows))
         except BaseException as error:
             cancelled.set()  # stops flows that are pausing before a retry
-            # Ctrl-C does not wait for responses that may never come
+            # after Ctrl-C, do not wait for responses that may never arrive
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             raise
         finally:
@@ -170,11 +170,11 @@ class Client(_ClientBase[httpx.Client], Blocking):
 
 
 class _Cancelled(Exception):
-    """A concurrent flow has failed, or Ctrl-C was pressed."""
+    """Signal that stops a pausing flow after another one has failed or Ctrl-C was pressed."""
 
 
 class AsyncClient(_ClientBase[httpx.AsyncClient], Awaiting):
-    """Asynchronous client: the calls of ``Client`` as coroutines, for use in one event loop."""
+    """Asynchronous client with the calls of ``Client`` as coroutines, for use in one event loop."""
 
     _http_class = httpx.AsyncClient
 

@@ -2,7 +2,7 @@
 
 CalibrdError
 ├── ServiceAway            unreachable, or no response before the deadline
-│   └── MaybeDone          the same for a call that is not retried: it may have succeeded
+│   └── MaybeDone          no response to a call that is not retried: it may have succeeded
 ├── StoreAway              the object store does not accept the parts sent directly to it
 ├── NotCalibrd             something responds at this URL, but it is not a calibrd service
 ├── FitFailed              the fit failed: ``code`` says why
@@ -21,7 +21,7 @@ CalibrdError
         └── Unavailable    429, 502, 503, 504: try again later
 
 Each has a stable ``code`` for programs and a ``hint`` for people, from calibrators/error_codes.py.
-Input that breaks a rule raises a DataError of ``calibrators`` before anything is sent.
+Invalid data raises a DataError of ``calibrators`` before anything is sent.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class CalibrdError(Exception):
     """Base class of the SDK's errors; ``hint`` says how to fix the problem, if known."""
 
     code: str
-    # whether an earlier attempt at the same request may have succeeded
+    # True if an earlier attempt at the same request may have succeeded
     repeated: bool = False
 
     @property
     def hint(self) -> str:
-        """How to fix the problem; empty if there is no advice."""
+        """Advice on how to fix the problem; empty if there is none."""
         return hint_of(self.code)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class NotCalibrd(CalibrdError):
 
 
 class FitFailed(CalibrdError):
-    """The fit failed: ``code`` says why, and ``fit`` is its id."""
+    """The fit failed; ``code`` gives the reason, and ``fit`` is its id."""
 
     def __init__(self, code: str, message: str, fit: str) -> None:
         super().__init__(f"fit {fit} failed: {message} ({code})")
@@ -105,8 +105,8 @@ class FitWasCancelled(CalibrdError):
 
 
 def resume_hint(fit: str) -> str:
-    """Return a hint that says how to resume waiting for a fit or cancel it."""
-    return f"client.wait({fit!r}) resumes waiting, client.cancel({fit!r}) cancels the fit"
+    """Return a hint on how to resume waiting for a fit or cancel it."""
+    return f"client.wait({fit!r}) resumes waiting; client.cancel({fit!r}) cancels the fit"
 
 
 class WaitedTooLong(CalibrdError, TimeoutError):
@@ -120,7 +120,7 @@ class WaitedTooLong(CalibrdError, TimeoutError):
 
     @property
     def hint(self) -> str:
-        """How to resume waiting for the fit or cancel it."""
+        """Advice on how to resume waiting for the fit or cancel it."""
         return resume_hint(self.fit)
 
 
@@ -131,7 +131,7 @@ class MapDamaged(CalibrdError):
 
 
 class InputMismatch(CalibrdError):
-    """The alias has moved to a version that takes different input from the loaded one."""
+    """The alias has moved to a version with a different kind of input or number of classes."""
 
     code = "input_mismatch"
 
@@ -140,7 +140,7 @@ class Refused(CalibrdError):
     """The service responded with a problem.
 
     ``code`` is stable and meant for programs; ``detail`` is meant for people. ``details`` holds the
-    numbers and names in the message. ``request_id`` identifies the request in the service's log.
+    numbers and names from the message. ``request_id`` identifies the request in the service's log.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Refused(CalibrdError):
 
 
 class Invalid(Refused):
-    """The request is malformed, breaks a rule, or is too large."""
+    """The request is malformed, invalid or too large."""
 
 
 class Unauthenticated(Refused):

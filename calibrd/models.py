@@ -30,8 +30,8 @@ FINAL = ("succeeded", "failed", "cancelled")
 class Dataset:
     """Stored logits or probabilities with labels.
 
-    ``segments`` is the number of segments, ``features`` the number of features of a row;
-    ``has_head`` says whether the classification head is stored too.
+    ``segments`` is the number of segments, and ``features`` the number of features per row.
+    ``has_head`` is True if the classification head is stored too.
     """
 
     id: Id
@@ -59,9 +59,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit: queued, running, then succeeded, failed or cancelled.
+    """A fit, which is queued, running, succeeded, failed or cancelled.
 
-    A succeeded fit of several methods has a ``recommendation``.
+    A successful fit of several methods has a ``recommendation``.
     """
 
     id: Id
@@ -87,7 +87,7 @@ class Fit:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its status is final."""
+        """True if the fit has succeeded, failed or been cancelled."""
         return self.status in FINAL
 
 
@@ -165,7 +165,7 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """The reference ``name@number``, for ``load`` and ``predict``."""
+        """The reference ``name@number``, as taken by ``load`` and ``predict``."""
         return f"{self.calibrator}@{self.number}"
 
     def summary(self) -> str:
@@ -180,12 +180,12 @@ class Version:
 
     @property
     def _judged(self) -> str:
-        """The verdict and what it means."""
+        """The verdict and its explanation."""
         return ": ".join(str(one) for one in (self.verdict, self.verdict_sentence) if one)
 
     @property
     def _facts(self) -> dict[str, str]:
-        """The facts that are known, as text."""
+        """The known facts, as text."""
         rows = "" if self.rows is None else f" of {self.rows:,} rows"
         seed = "" if self.seed is None else f", seed {self.seed}"
         when = "" if self.created_at is None else f"{self.created_at:%Y-%m-%d %H:%M} UTC "
@@ -204,10 +204,10 @@ class Version:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two versions measured on the same rows; the first is the report's ``before``.
+    """A comparison of two versions on the same rows; ``first`` is the report's ``before``.
 
-    ``dataset`` is None if these are the rows that both versions were judged on. ``no_verdict``
-    gives the reason if there is no verdict, for example that a version was fitted on these rows.
+    ``dataset`` is None if the rows are those that both versions were judged on. If there is no
+    verdict, ``no_verdict`` gives the reason, for example that a version was fitted on these rows.
     """
 
     calibrator: Name
@@ -241,8 +241,8 @@ class Comparison:
 class Method:
     """A method that the service can fit, with a JSON schema of its parameters.
 
-    ``needs_segments`` and ``needs_features`` say whether the method requires rows with segments or
-    features, ``needs_head`` whether it also requires the classification head.
+    ``needs_segments``, ``needs_features`` and ``needs_head`` are True if the method requires
+    segments, features or the classification head.
     """
 
     name: str
@@ -288,7 +288,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The state of each component: ``ok``, or what is wrong. Truthy if all of them are ok."""
+    """The state of each component: ``ok`` or a problem. Truthy if all components are ok."""
 
     status: str
     database: str
@@ -316,7 +316,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Convert a value to its annotated type; raise TypeError or ValueError if it does not fit."""
+    """Convert a value to its annotated type; raise TypeError or ValueError if that fails."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     if value is None:

@@ -12,7 +12,7 @@ from calibrd.terminal import printable
 
 
 class ProgressBar:
-    """A tqdm bar; a no-op if ``shown`` is false, or outside of terminals and notebooks."""
+    """A tqdm bar; a no-op if ``shown`` is false, or outside terminals and notebooks."""
 
     def __init__(self, total: int | None, words: str, *, shown: bool, **options: Any) -> None:
         self._bar: Any = None
@@ -71,12 +71,12 @@ class FitProgress(ProgressBar):
 
 
 def _is_terminal() -> bool:
-    """Return whether stderr is a terminal: in files, every update would be a line."""
+    """Return whether stderr is a terminal; in a file, every update would add a line."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _is_notebook() -> bool:
-    """Return whether this is the kernel of a notebook."""
+    """Return whether this process is a notebook kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in shell.config
 

@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSession:
-    """A session that accepts statistics; training continues after ``step`` with ``state``.
+    """An open session; training continues after ``step`` with ``state``.
 
     ``state`` is None for a monitor.
     """
@@ -88,7 +88,7 @@ class StepDecision:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the state after the step is final."""
+        """True if the state after the step is final."""
         return self.status == "decided"
 
 
@@ -125,8 +125,8 @@ class RunBins(Bars):
 class RunStep:
     """A decided step: its ranks, its metrics, and the gammas after it.
 
-    ``switched`` lists the bins whose gamma changed sign. ``verified`` says whether the service
-    computed the same state as the trainer; it is None if there was nothing to verify.
+    ``switched`` lists the bins whose gamma changed sign. ``verified`` is True if the service
+    computed the same state as the trainer, and None if there was nothing to verify.
     """
 
     step: int

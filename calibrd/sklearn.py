@@ -52,7 +52,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
     ``Smart(steps=100)``. ``seed`` shuffles the folds and is passed to the method.
 
     The ``decision_function`` of the estimator is used if it has one, else ``predict_log_proba``,
-    else ``predict_proba``. Probabilities are clipped at 2.2e-16 from below; otherwise the
+    else ``predict_proba``. Probabilities are clipped to at least 2.2e-16; otherwise the
     logarithms of a few tiny values (naive Bayes, trees, forests) would dominate the fit.
     ``sample_weight`` is passed to the estimator; the map and the report weight all rows equally.
 
@@ -211,7 +211,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
         unknown = np.setdiff1d(labels, self.classes_)
         if unknown.size:
             raise ValueError(
-                f"the frozen estimator was not fitted on the class {unknown.tolist()[0]!r}"
+                f"y contains the class {unknown.tolist()[0]!r}, which the frozen estimator "
+                "was not fitted on"
             )
         order = np.argsort(self.classes_)  # the classes of a frozen estimator may be in any order
         index = order[np.searchsorted(self.classes_, labels, sorter=order)]
@@ -225,7 +226,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             return self._rows(getattr(self.estimator_, self.response_)(X))
 
     def _rows(self, outputs: Array) -> Array:
-        """Return outputs as (n, k); for two classes they may arrive as a single column."""
+        """Return outputs as (n, k); two-class outputs may be a single column."""
         rows = np.asarray(outputs, dtype=np.float64)
         if self.response_ != "decision_function":
             least = LEAST if self.response_ == "predict_proba" else np.log(LEAST)
@@ -234,8 +235,8 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             rows = np.column_stack((np.zeros(len(rows)), rows))
         if rows.shape[1] != len(self.classes_):
             raise ValueError(
-                f"{self.response_} must return {len(self.classes_)} columns, one for each class, "
-                f"got {rows.shape[1]}; an SVC needs decision_function_shape='ovr'"
+                f"{self.response_} must return {len(self.classes_)} columns, one per class, got "
+                f"{rows.shape[1]}; an SVC needs decision_function_shape='ovr'"
             )
         return rows
 

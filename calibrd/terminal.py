@@ -11,9 +11,9 @@ _SUSPECT = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return text with control characters, bidirectional overrides and the like escaped.
+    r"""Return text with control characters, bidirectional overrides and similar characters escaped.
 
-    The escapes are those of Python; with ``lines``, newlines and tabs are kept.
+    Characters are escaped as in Python; with ``lines``, newlines and tabs are kept.
 
     >>> print(printable("a\x1b[31mb\u202e"), printable("x\ny\r"))
     a\x1b[31mb\u202e x\ny\r
@@ -23,7 +23,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_safe(text: str) -> str:
-    r"""Return JSON text in which the characters that ``printable`` escapes are JSON escapes.
+    r"""Return JSON text with JSON escapes for all characters that ``printable`` escapes.
 
     >>> json_safe('["\x9b\u202e"]')
     '["\\u009b\\u202e"]'

@@ -54,8 +54,8 @@ class CalibratedModule(nn.Module):
         module = MapModule(map)
         if module.kind != outputs:
             raise ValueError(
-                f"the map was fitted on {module.kind}, but outputs is {outputs!r}: "
-                f"the model must return {module.kind}, with outputs={module.kind!r}"
+                f"outputs is {outputs!r}, but the map was fitted on {module.kind}: pass "
+                f"outputs={module.kind!r} and a model that returns {module.kind}"
             )
         self.model = model
         self.map = module.to(_device_of(model))
@@ -102,12 +102,12 @@ def collect_logits(
             labels.append(torch.as_tensor(truth).cpu().numpy())
             bar.add(1)
     if not logits:
-        raise ValueError("the loader must yield at least one batch")
+        raise ValueError("loader must yield at least one batch")
     return np.concatenate(logits), np.concatenate(labels)
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return a hash of the names, shapes, types and values in a module's state.
+    """Return a hash of the names, shapes, types and values in a module's ``state_dict``.
 
     The fingerprint ties a map to the module. It is the same on every device and changes with every
     training step.
@@ -116,7 +116,7 @@ def fingerprint(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the state_dict of a module must hold only tensors, but {name!r} is a "
+                f"the module's state_dict must only hold tensors, but {name!r} is a "
                 f"{type(value).__name__}: use calibrd.fingerprint on the model's file"
             )
         plain = value.detach().cpu().contiguous()
@@ -145,7 +145,7 @@ def _tensor_of(output: Any, name: str) -> Tensor:
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return the positional and keyword arguments of the model, and the labels."""
+    """Split a batch into the model's positional and keyword arguments, and the labels."""
     if isinstance(batch, Mapping):
         named = next((name for name in LABELS if name in batch), None)
         if named is not None:

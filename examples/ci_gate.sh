@@ -7,10 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/data"
 name=${NAME:-fashion-ci}
 limit=${LIMIT:-0.04}
-model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in practice, of the checkpoint
+model=sha256:$(sha256sum fashion_ce__cal.npz | cut -d' ' -f1) # in practice, hash the checkpoint
 
 made=$(calibrd fit fashion_ce__cal.npz --name "$name" --method smart --model "$model" --json)
-# by number: an alias could point to another version by the time of the promotion
+# by number, because an alias may move before the promotion
 version=$(python -c 'import json, sys; print(json.load(sys.stdin)["version"]["number"])' <<<"$made")
 
 verdict=0

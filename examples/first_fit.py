@@ -25,7 +25,7 @@ with calibrd.Client() as client:
     print(version.summary())
     version.report.save("fashion_report.html")
 
-    # production moves to the new version; client.rollback("fashion") undoes it
+    # production moves to the new version; client.rollback("fashion") undoes this
     client.promote("fashion", version, reason="first fit")
     move = client.history("fashion")[0]
     print(f"\nproduction: {move.from_version} -> {move.to_version} ({move.reason})")

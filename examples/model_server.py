@@ -1,4 +1,4 @@
-"""A model server that calibrates in its own process, with the map of the alias production.
+"""A model server that calibrates in its own process, with the production map.
 
     pip install fastapi uvicorn
     CALIBRD_URL=http://127.0.0.1:8000 uvicorn --app-dir examples model_server:app --port 9000
@@ -41,7 +41,7 @@ def model(pixels: list[float]) -> np.ndarray:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Load the map once, for as long as the server runs."""
+    """Load the map at startup and close it at shutdown."""
     async with calibrd.AsyncClient() as client:
         with await client.load(MAP, refresh=REFRESH) as app.state.calibration:
             yield

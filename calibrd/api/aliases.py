@@ -1,4 +1,4 @@
-"""Aliases: promote, roll back, history."""
+"""Calls for aliases: promote, roll back, history."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class AliasCalls(VersionCalls):
         ``force`` and a ``reason`` are required if the version was judged ``worse``,
         ``insufficient_data`` or ``at_chance``, was not judged, or is measurably less accurate than
         the model itself or the version that the alias points at. ``expected`` is the last known
-        revision (0 if the alias does not exist yet); if the alias has moved since, the call is
-        refused with ``alias_has_moved``.
+        revision (0 if the alias does not exist yet); if the alias has moved since, the call
+        fails with ``alias_has_moved``.
         """
         checked_name(name)
         if isinstance(version, Version) and version.calibrator != name:
@@ -44,7 +44,7 @@ class AliasCalls(VersionCalls):
                 *place,
                 body=body,
                 headers=_condition(expected),
-                # once the first attempt succeeds, the condition no longer holds
+                # once the first attempt has succeeded, the condition no longer holds
                 repeatable=expected is None,
                 check_hint=_check_hint(name, alias),
             )
@@ -61,11 +61,11 @@ class AliasCalls(VersionCalls):
     ) -> Flow[Alias]:
         """Undo the last move of an alias; a second call undoes the move before that.
 
-        ``expected`` is the last known revision; if the alias has moved since, the call is refused
-        with ``alias_has_moved``.
+        ``expected`` is the last known revision; if the alias has moved since, the call fails with
+        ``alias_has_moved``.
         """
         if expected == 0:
-            raise ValueError("expected must be the revision to undo, at least 1, got 0")
+            raise ValueError("expected must be the revision to undo (1 or more), got 0")
         place = ("calibrators", checked_name(name), "aliases", alias, "rollback")
         return (
             yield from self.request_record(
@@ -94,7 +94,7 @@ class AliasCalls(VersionCalls):
 
 
 def _condition(expected: int | None) -> dict[str, str]:
-    """Return the header that requires the expected revision; 0 requires that none exists yet."""
+    """Return the precondition header for a revision; 0 requires that the alias does not exist."""
     if expected is None:
         return {}
     return {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}

@@ -1,4 +1,4 @@
-"""Base class of the API calls, which holds the connection and sends requests."""
+"""Base class of the API calls; holds the connection and sends requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
 class ApiBase:
-    """Base class of the call groups; sends their requests."""
+    """Base class of the call groups, which sends their requests."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -95,7 +95,7 @@ class ApiBase:
             if cursor is None:
                 return found[:limit]
             if not page:
-                raise NotCalibrd("the response is an empty page, but says that more follow")
+                raise NotCalibrd("the response is an empty page, but claims that more pages follow")
         raise NotCalibrd(f"the list has not ended after {MAX_PAGES:,} pages")
 
     def number_at(self, ref: Reference, **options: Any) -> Flow[int]:

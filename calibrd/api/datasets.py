@@ -1,4 +1,4 @@
-"""Datasets: upload, list, delete."""
+"""Calls for datasets: upload, list, delete."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class DatasetCalls(ApiBase):
     ) -> Flow[Dataset]:
         """Upload logits, or probabilities with ``kind="probabilities"``, and their labels.
 
-        ``segments`` holds the segment of each row, as strings or integers, for the method
-        "segmented". ``features`` (n, d) holds the input to the model's last layer, and ``head`` is
-        that layer's ``(weight, bias)``, for methods that need them. All arguments may be lists, or
-        arrays of numpy, torch, pandas, polars or pyarrow. They are checked before anything is sent.
+        ``segments`` holds the segment of each row, as strings or integers, for the "segmented"
+        method. ``features`` (n, d) holds the input to the model's last layer, and ``head`` is that
+        layer's ``(weight, bias)``, for methods that need them. All arguments may be lists, or data
+        from numpy, torch, pandas, polars or pyarrow. They are checked before anything is sent.
         Bytes that the service already has are not sent again. Large datasets are sent in parts,
         several at a time, and an interrupted upload resumes with the missing parts.
         """
@@ -52,7 +52,7 @@ class DatasetCalls(ApiBase):
 
     @call
     def get_dataset(self, id: str) -> Flow[Dataset]:
-        """Return a dataset, given by its id or ``sha256:...``."""
+        """Return a dataset by its id or ``sha256:...``."""
         return (yield from self.request_record(Dataset, "GET", "datasets", id))
 
     @call

@@ -1,4 +1,4 @@
-"""Fits: start, wait, list, cancel."""
+"""Calls for fits: start, wait, list, cancel."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class FitCalls(DatasetCalls, VersionCalls):
     ) -> Flow[Version]:
         """Fit a calibrator on the service and return the new version with its report.
 
-        Pass ``logits`` and ``labels``, which are uploaded, or an existing ``dataset``. The method
-        "segmented" also needs ``segments``, the segment of each row. Some methods need
+        Pass ``logits`` and ``labels``, which are uploaded, or an existing ``dataset``. The
+        "segmented" method also needs ``segments``, the segment of each row. Some methods need
         ``features``, the input to the model's last layer, and ``head``, that layer's
         ``(weight, bias)``. ``model`` is the fingerprint of the model that produced the logits.
-        After ``timeout`` seconds WaitedTooLong is raised, but the fit continues; ``wait`` resumes
+        After ``timeout`` seconds, WaitedTooLong is raised, but the fit continues; ``wait`` resumes
         waiting.
         """
         fit = yield from FitCalls.start_fit.flow(
@@ -116,7 +116,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         Give each method by name or as ``(name, parameters)``. ``wait`` waits for the result.
         """
         if (logits is None) != (labels is None) or (logits is None) == (dataset is None):
-            raise TypeError("a fit takes either logits and labels or dataset=, but not both")
+            raise TypeError("a fit takes either logits and labels, or dataset=, but not both")
         more = any(one is not None for one in (segments, features, head))
         if dataset is not None and (delete_after_fit or kind != "logits" or more):
             raise TypeError(
@@ -192,7 +192,7 @@ class FitCalls(DatasetCalls, VersionCalls):
         return (yield from self.request_record(Fit, "DELETE", "fits", id))
 
     def _finished(self, fit: Fit, *, progress: bool, timeout: float | None) -> Flow[Fit]:
-        """Return the fit once it has succeeded, using long polling."""
+        """Return the fit once it has succeeded; use long polling."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         with FitProgress(fit, shown=progress) as bar:
             while not fit.is_finished:

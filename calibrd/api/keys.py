@@ -1,4 +1,4 @@
-"""API keys of the workspace; the calls need the scope ``admin``."""
+"""Calls for the API keys of the workspace; they require the ``admin`` scope."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class LocalCalls(ApiBase):
         """Load a map to apply in this process; it follows its alias.
 
         The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk.
-        The cached map is used if the service is unavailable, something else responds in its place,
-        or the bytes arrive damaged; the problem is logged once. ``model`` is the fingerprint of the
-        local model: a version fitted for another model is refused with ``model_mismatch``.
+        If the service is unavailable, another server responds at its URL, or the download is
+        damaged, the cached map is used and the problem is logged once. ``model`` is the fingerprint
+        of the local model: a version fitted for another model is rejected with ``model_mismatch``.
         """
         checked_refresh(refresh)
         request = MapRequest(Reference.of(ref), model, MapCache(Cache(self.connection)))
@@ -57,7 +57,7 @@ class LocalCalls(ApiBase):
 
 
 def _is_outage(error: CalibrdError) -> bool:
-    """Return whether an error is an outage rather than a problem with this map or key."""
+    """Return whether an error indicates an outage rather than a problem with this map or key."""
     if isinstance(error, Refused):
         is_from_proxy = error.code == f"status_{error.status}"  # not the service's own code
         return isinstance(error, ServerError) or is_from_proxy

@@ -31,11 +31,11 @@ Array = NDArray[Any]
 NPY = "application/x-npy"
 BLOCK_BYTES = 1 << 23
 JSON_BYTES = 10  # bytes of JSON text per byte of a number (float16 or wider)
-WIDEST = 2  # the response may be twice as large: float64, or two columns for one
+WIDEST = 2  # the response may be twice as large: float64, or two columns instead of one
 
 
 class SentRows(NamedTuple):
-    """Rows to calibrate, with the names of their segments and their features, if any."""
+    """Rows to calibrate, with their segment names and features, if any."""
 
     values: Array
     segments: Array | None
@@ -43,7 +43,7 @@ class SentRows(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes per row, in the request or the response, whichever is larger."""
+        """The number of bytes per row in the request or the response, whichever is larger."""
         width: int = self.values.itemsize * self.values.shape[1] * WIDEST
         if self.segments is not None:
             width += self.segments.itemsize
@@ -60,7 +60,7 @@ class SentRows(NamedTuple):
         return SentRows(self.values[part], segments, features)
 
     def has_rows(self, count: int) -> bool:
-        """Return whether ``count`` rows is a valid size for the response."""
+        """Return whether a response with ``count`` rows matches this request."""
         return self.values.ndim == 1 or count == len(self.values)
 
     @property
@@ -101,15 +101,15 @@ class PredictCalls(ApiBase):
         dtype: Literal["float32", "float64"] | None = None,
         model: str | None = None,
     ) -> Flow[Array]:
-        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
+        """Return calibrated probabilities (n, k) for ``values`` of the kind the map was fitted on.
 
-        A one-dimensional array is one row; for a map of two classes, or if the array does not fit
-        into one request, it holds one logit (or probability) per row, as for maps from ``load``.
+        A one-dimensional array is a single row. For a two-class map, or if the array is too large
+        for one request, it holds one logit (or probability) per row, as for maps from ``load``.
         Many rows are sent in blocks, several at a time. ``segments`` holds the segment of each row,
         for a map that has segments; segments that the map does not know cause an UnknownSegments
         warning. ``features`` (n, d) holds the features of each row, for a map that needs them.
-        ``model`` is a fingerprint: a version that was fitted for another model is refused with
-        ``model_mismatch``. To apply maps without the network, use ``load``.
+        ``model`` is a fingerprint: a version that was fitted for another model is rejected with
+        ``model_mismatch``. To apply maps locally, use ``load``.
         """
         found, notes = yield from self._in_blocks(
             ref, values, segments, features, drop_none(dtype=dtype, model=model)
@@ -129,7 +129,7 @@ class PredictCalls(ApiBase):
         features: Any = None,
         model: str | None = None,
     ) -> Flow[Report]:
-        """Return a report of how well a version is calibrated on up to 100,000 labelled rows.
+        """Return a report on the calibration of a version on up to 100,000 labelled rows.
 
         With ``segments`` the report covers each segment, whether or not the map has segments.
         ``segments`` and ``features`` are passed to the map as in ``predict``, with the same
@@ -168,7 +168,7 @@ class PredictCalls(ApiBase):
             vectors = yield Work(lambda: as_array(features, "features"))
         if array.ndim not in (1, 2) or not array.size:
             raise DataError(
-                "bad_shape", f"predict takes rows of numbers (n, k), got shape {array.shape}"
+                "bad_shape", f"values must be rows of numbers (n, k), got shape {array.shape}"
             )
         name = str(Reference.of(ref))
         if array.ndim == 1:
@@ -193,7 +193,7 @@ class PredictCalls(ApiBase):
         first = yield from self._block(name, sent, range(rows), query)
 
         def of(start: int) -> Callable[[], Flow[Predicted]]:
-            # all blocks use the version of the first one, because the alias may move
+            # the alias may move, so all blocks use the version of the first one
             return lambda: self._block(first.version, sent, range(start, start + rows), query)
 
         others: list[Predicted] = yield Together([of(start) for start in starts])
@@ -246,11 +246,11 @@ class PredictCalls(ApiBase):
 
 
 def _checked(version: str) -> str:
-    """Return the version named in a header; raise NotCalibrd if it is not a reference."""
+    """Return the version in a header; raise NotCalibrd if it is not a reference."""
     try:
         return str(Reference.of(version))
     except ValueError as error:
-        raise NotCalibrd(f"the header calibrd-version is not a version: {error}") from error
+        raise NotCalibrd(f"the calibrd-version header is not a version: {error}") from error
 
 
 def unknown_segments(response: Response) -> str:
@@ -259,7 +259,7 @@ def unknown_segments(response: Response) -> str:
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """Merge the notes of all blocks into one warning that points at the user's code."""
+    """Issue one warning for the notes of all blocks; it points at the user's code."""
     present = [one for one in notes if one]
     if not present:
         return

@@ -24,8 +24,8 @@ def checked_alias(alias: str) -> str:
     """Return an alias unchanged; raise ValueError if it is invalid, such as a number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
-            "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', not digits "
-            f"alone, got {alias!r}"
+            "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', and not "
+            f"only digits, got {alias!r}"
         )
     return alias
 
@@ -38,7 +38,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def of(cls, ref: str | Version) -> Reference:
-        """Parse a reference; without ``@`` it refers to the alias production.
+        """Parse a reference; without ``@``, it refers to the production alias.
 
         >>> Reference.of("resnet50@3").number, Reference.of("resnet50").ref
         (3, 'production')
@@ -57,7 +57,7 @@ class Reference(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """The version's number, if the reference is ``name@number``."""
+        """The version number of a reference ``name@number``; None for other references."""
         return int(self.ref) if self.ref.isdigit() else None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Training runs: open, send statistics, read the state and the history."""
+"""Calls for training runs: open, send statistics, read the state and the history."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class RunCalls(ApiBase):
 
         Without ``state`` or ``from_step``, the run continues from the last decided step. All ranks
         of a job pass the same ``session``. ``decides`` says who merges the statistics and updates
-        the state: the ``trainer``, or the ``service``, which waits at most ``merge_timeout``
-        seconds for all ranks. ``begun`` is the start time of the session in seconds since 1970, for
+        the state: the ``trainer`` or the ``service``, which waits at most ``merge_timeout`` seconds
+        for all ranks. ``begun`` is the start time of the session in seconds since 1970, for
         sessions that are reported late; the session with the latest start is the current one.
         """
         body = drop_none(
@@ -107,7 +107,7 @@ class RunCalls(ApiBase):
     ) -> Flow[RunState]:
         """Wait until a step after ``after`` is decided, and return the state to train with.
 
-        After ``wait`` seconds (at most 60), return the latest state, whichever step it belongs to.
+        After ``wait`` seconds (at most 60), return the latest state, whatever its step.
         """
         id = session.id if isinstance(session, RunSession) else session
         return (
@@ -131,7 +131,7 @@ class RunCalls(ApiBase):
         after: int | None = None,
         limit: int | None = None,
     ) -> Flow[list[RunStep]]:
-        """List the decided steps of a run, oldest first, leaving out steps repeated later.
+        """List the decided steps of a run, oldest first, without steps that were repeated later.
 
         With ``session``, list all steps of that session, repeated or not.
         """

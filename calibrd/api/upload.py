@@ -1,4 +1,4 @@
-"""Upload datasets: skip stored bytes, split large datasets, and resume after interruptions."""
+"""Upload datasets: skip stored data, split large datasets, and resume after interruptions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Upload:
             return None
 
     def _is_kept(self, known: Dataset) -> bool:
-        """Return whether the stored dataset will be kept; if not, another upload extends it."""
+        """Return whether the dataset will be kept; if not, another upload extends its retention."""
         if self.retention != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON
@@ -193,7 +193,7 @@ class Upload:
     def _send_through_service(self, error: Conflict | StoreAway) -> None:
         with self._lock:
             if self.is_direct and isinstance(error, StoreAway):
-                _log.warning("parts are sent through the service from now on: %s", error)
+                _log.warning("sending parts through the service from now on: %s", error)
             self.is_direct = False
 
     def _send_directly(self, id: str, part: Part, content: bytes) -> Flow[None]:

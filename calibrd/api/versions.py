@@ -1,4 +1,4 @@
-"""Calibrators, versions and reports; registration of maps fitted elsewhere."""
+"""Calls for calibrators, versions and reports, and for registering maps fitted elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VersionCalls(ApiBase):
 
     @call
     def report(self, ref: str | Version) -> Flow[Report]:
-        """Return the report of a version; a version without one raises NotFound (``no_report``)."""
+        """Return the report of a version; raise NotFound (``no_report``) if it has none."""
         number = yield from self.number_at(Reference.of(ref))
         return (yield from self.report_of(Reference.of(ref).name, number))
 
@@ -88,8 +88,8 @@ class VersionCalls(ApiBase):
         """Register a map that was fitted locally as a version; no logits leave this machine.
 
         ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
-        Without a report, the version can only be promoted by force. ``judged_rows`` is the ``rows``
-        in the result of ``fit_local``; with it, ``compare`` can compare the version with others
+        Without a report, the version can only be promoted with ``force``. ``judged_rows`` is
+        ``rows`` in the result of ``fit_local``; it lets ``compare`` compare the version with others
         judged on the same data. It holds the confidence, NLL, Brier score and margin of each judged
         row, and whether the prediction was correct.
         """
@@ -147,7 +147,7 @@ class VersionCalls(ApiBase):
 
     @call
     def get_map(self, ref: str | Version) -> Flow[bytes]:
-        """Return the bytes of a version's map; ``calibrators.archive.load`` reads them."""
+        """Return the bytes of a version's map, which ``calibrators.archive.load`` reads."""
         return (yield from self._bytes(Reference.of(ref), "map"))
 
     @call

@@ -25,7 +25,7 @@ def add_to(add_command: AddCommand) -> None:
     promote_parser.add_argument(
         "--force",
         action="store_true",
-        help="promote a version that the promotion rules refuse; needs --reason",
+        help="promote a version despite the promotion rules; requires --reason",
     )
     rollback_parser = add_command("rollback", rollback, "undo the last move of an alias")
     rollback_parser.add_argument("name", metavar="NAME", help="name of the calibrator")
@@ -38,7 +38,7 @@ def add_to(add_command: AddCommand) -> None:
 
 
 def promote(context: CommandContext) -> None:
-    """Move an alias and print the figures before and after."""
+    """Move an alias and print the metrics before and after."""
     flags = context.flags
     checked_alias(flags.alias)
     with context.client() as client:

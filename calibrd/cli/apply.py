@@ -42,7 +42,7 @@ def add_to(add_command: AddCommand) -> None:
     out.add_argument(
         "--predictions",
         action="store_true",
-        help="add the columns prediction and confidence to tables",
+        help="add prediction and confidence columns to tables",
     )
     out.add_argument("--drop-inputs", action="store_true", help="leave out the input columns")
 

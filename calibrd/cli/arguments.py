@@ -67,7 +67,7 @@ def _run(words: list[str], output: Output) -> int:
         output.answer({"version": __version__}, f"calibrd {__version__}")
         return 0
     if "run" not in flags:
-        parser.error("a command is required: --help lists the commands")
+        parser.error("a command is required: --help lists them")
     if rest and not flags.takes_all:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     command: Command = flags.run
@@ -99,7 +99,7 @@ def _notes(output: Output) -> Iterator[None]:
 
 
 class _Once(argparse.Action):
-    """Store the value of an option; reject repeated options instead of keeping the last value."""
+    """Action that stores the value of an option and rejects repeated options."""
 
     was_given = False
 
@@ -111,13 +111,13 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if self.was_given and option_string is not None:
-            parser.error(f"{option_string} was given twice: it takes one value")
+            parser.error(f"{option_string} was given twice, but takes one value")
         self.was_given = True
         setattr(namespace, self.dest, values)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises CommandError, so usage errors are reported like other errors."""
+    """Argument parser that raises CommandError, so that usage errors look like other errors."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -129,7 +129,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands and their flags."""
+    """Return the parser for all commands and their flags."""
     common = _common_flags()
     parser = _Parser(
         prog="calibrd",
@@ -169,7 +169,7 @@ def _common_flags() -> _Parser:
     flags = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     group = flags.add_argument_group("common options")
     group.add_argument(
-        "--json", action="store_true", help="print one JSON document on stdout, even for an error"
+        "--json", action="store_true", help="print one JSON document to stdout, even on error"
     )
     group.add_argument(
         "--quiet", "-q", action="store_true", help="suppress notes and progress bars"
@@ -184,7 +184,7 @@ def _common_flags() -> _Parser:
         "--retry-seconds",
         type=seconds,
         metavar="SECONDS",
-        help="how long to retry while the service is unavailable [5, fit: 30]",
+        help="how long to retry while the service is unavailable [5; fit: 30]",
     )
     group.add_argument(
         "--traceback", action="store_true", help="print the traceback of an error, for bug reports"

@@ -19,7 +19,7 @@ MAP_ENDING = ".calibrd"
 
 
 class AddCommand(Protocol):
-    """The function that adds a command to the parser."""
+    """A function that adds a command to the parser."""
 
     def __call__(
         self, name: str, run: Any, summary: str, **options: Any
@@ -64,7 +64,7 @@ class CommandContext:
 
     @property
     def columns(self) -> list[str] | None:
-        """The columns that hold the values, if the flags name them."""
+        """The columns that hold the values; None if no flag names them."""
         several, one = self.get("columns"), self.get("logits_column")
         if several is not None and one is not None:
             raise CommandError("usage", "--columns and --logits-column cannot be combined")
@@ -75,14 +75,14 @@ class CommandContext:
     def map(self, *, confirmed: bool = False) -> NamedMap:
         """Return the map named by ``--map``: a .calibrd file, or a version on the service.
 
-        If the service is unavailable, return the most recently loaded map; with ``confirmed``,
-        raise CommandError instead if the map was named by alias.
+        If the service is unavailable, return the cached map; with ``confirmed``, raise CommandError
+        instead if ``--map`` names an alias.
         """
         name: str = self.flags.map
         if name.endswith(MAP_ENDING) or "/" in name:
             if self.get("model") is not None:
                 raise CommandError(
-                    "usage", f"--model cannot be used: {name} does not record its model"
+                    "usage", f"--model cannot be used with {name}: files do not record models"
                 )
             fitted = _read(Path(name))
             return NamedMap(fitted, name, {"file": name, "method": fitted.method})
@@ -120,15 +120,15 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
         raise CommandError(
             "wrong_kind",
             f"{path} holds {data.kind} of {data.k} classes, "
-            f"but the map takes {fitted.kind} of {fitted.k}",
+            f"but the map takes {fitted.kind} of {fitted.k} classes",
         )
 
 
 def note_segments(context: CommandContext, known: int, rows: int) -> None:
-    """Print how many rows are in a segment of the map, unless all of them are."""
+    """Print the number of rows that belong to a segment of the map, unless all do."""
     if known < rows:
         context.output.note(
-            f"{known:,} of {rows:,} rows are in a segment of this map; the others use the map "
+            f"{known:,} of {rows:,} rows belong to a segment of this map; the others use the map "
             "fitted on all rows"
         )
 
@@ -143,7 +143,7 @@ def seconds(text: str) -> float:
     with suppress(ValueError):
         if (value := float(text)) >= 0:
             return value
-    raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a non-negative number of seconds, got {text!r}")
 
 
 def _count(text: str) -> int:
@@ -158,12 +158,12 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
     group = parser.add_argument_group("in parquet and arrow files")
     group.add_argument("--columns", metavar="A,B,...", help="columns of numbers, one per class")
     group.add_argument(
-        "--logits-column", metavar="NAME", help="column of lists, one per row [named after --kind]"
+        "--logits-column", metavar="NAME", help="column of lists, one per row [the value of --kind]"
     )
     group.add_argument(
         "--segments-column",
         metavar="NAME",
-        help="column with the segment of each row [segments or segment, if present]",
+        help="column with each row's segment [segments or segment, if present]",
     )
     if labelled:
         group.add_argument(
@@ -172,7 +172,7 @@ def add_rows_flags(parser: argparse.ArgumentParser, *, labelled: bool = True) ->
         group.add_argument(
             "--kind",
             choices=["logits", "probabilities"],
-            help="kind of the values; in an npz, the name of the array implies it [logits]",
+            help="kind of the values; in an npz, implied by the name of the array [logits]",
         )
 
 
@@ -182,8 +182,8 @@ def add_map_flags(parser: argparse.ArgumentParser) -> None:
         "--map",
         required=True,
         metavar="MAP",
-        help="NAME@ALIAS or NAME@NUMBER on the service, or a file that ends in .calibrd",
+        help="NAME@ALIAS or NAME@NUMBER on the service, or a .calibrd file",
     )
     parser.add_argument(
-        "--model", metavar="FINGERPRINT", help="refuse a version fitted for another model"
+        "--model", metavar="FINGERPRINT", help="reject a version fitted for another model"
     )

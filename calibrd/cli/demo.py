@@ -1,4 +1,4 @@
-"""``calibrd demo``: fit every method to a real model's output; judge on held-out rows."""
+"""``calibrd demo``: fit every method to a real model's output and judge it on held-out rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAD = {
 
 @dataclass(frozen=True)
 class Row:
-    """A fitted map, its report, and how long the fit took."""
+    """A fitted map, its report, and the duration of the fit."""
 
     name: str
     fitted: CalibrationMap

@@ -13,7 +13,7 @@ from calibrd.models import Version
 
 
 class Figures(NamedTuple):
-    """A version compared with the version ``against``, or with the model itself (None)."""
+    """A comparison of a version with the version ``against``, or with the model itself (None)."""
 
     against: int | None
     number: int
@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 
 def _compared(client: Client, version: Version, alias: str) -> Figures | None:
-    """Compare with the alias's version; None if it is the same one or there is no verdict."""
+    """Compare with the alias's version; return None if it is the same or there is no verdict."""
     try:
         there = client.get_alias(version.calibrator, alias).version
         if there == version.number:

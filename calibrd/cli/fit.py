@@ -42,7 +42,7 @@ def add_to(add_command: AddCommand) -> None:
     parser.add_argument(
         "--method",
         action="append",
-        help="auto, temperature, smart, ...; repeat it to create a version with each method "
+        help="auto, temperature, smart, ...; repeat the option to create one version per method "
         f"[{DEFAULT_METHOD}]",
     )
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_to(add_command: AddCommand) -> None:
         help="a parameter of the method, such as steps=200; may be repeated",
     )
     parser.add_argument(
-        "--model", metavar="FINGERPRINT", help="identifies the model that produced the logits"
+        "--model", metavar="FINGERPRINT", help="fingerprint of the model that produced the logits"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed for the splits and the fit [0]"
@@ -69,7 +69,7 @@ def add_to(add_command: AddCommand) -> None:
         metavar="FILE",
         help="judge on the rows of this file instead of held-out rows",
     )
-    parser.add_argument("--description", default="", help="text, stored with the version")
+    parser.add_argument("--description", default="", help="text stored with the version")
     parser.add_argument("--promote", metavar="ALIAS", help="point this alias at the new version")
     parser.add_argument(
         "--local",
@@ -80,7 +80,7 @@ def add_to(add_command: AddCommand) -> None:
         "--out",
         type=Path,
         metavar=f"FILE{MAP_ENDING}",
-        help="fit locally and write the map to a file, without a service",
+        help="fit without a service and write the map to this file",
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     add_rows_flags(parser)
@@ -116,11 +116,11 @@ def _methods(flags: argparse.Namespace) -> Methods:
     params: dict[str, Any] = {}
     for name, value in map(_param, flags.param):
         if name in params:
-            raise CommandError("usage", f"--param sets {name!r} twice")
+            raise CommandError("usage", f"--param {name!r} was given twice")
         params[name] = value
     repeated = [name for place, name in enumerate(methods) if name in methods[:place]]
     if repeated:
-        raise CommandError("usage", f"--method names {repeated[0]!r} twice")
+        raise CommandError("usage", f"--method {repeated[0]!r} was given twice")
     if len(methods) > 1:
         one_only = {
             "--param": bool(params),
@@ -151,7 +151,7 @@ def _check(flags: argparse.Namespace) -> None:
         raise CommandError("usage", f"--out must end in {MAP_ENDING}, got {flags.out}")
     check_folder(flags.out)
     if flags.out.exists() and not flags.force:
-        raise CommandError("file_exists", f"{flags.out} already exists; --force replaces it")
+        raise CommandError("file_exists", f"{flags.out} already exists: replace it with --force")
 
 
 def _fit_on_service(context: CommandContext, client: Client, methods: Methods) -> Made:
@@ -183,7 +183,7 @@ def _fit_on_service(context: CommandContext, client: Client, methods: Methods) -
 
 
 def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
-    """Return the rows of a file; raise CommandError if a method needs segments it lacks."""
+    """Return the rows of a file; raise CommandError if a method needs segments but it has none."""
     needing = (_method_needing_segments(*one, context.flags.seed) for one in methods)
     method = next((one for one in needing if one is not None), None)
     found = context.set_file(path).for_segments(method is not None)
@@ -192,7 +192,7 @@ def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
             "missing_segments",
             f"the method {method!r} needs the segment of each row, but {path} has no "
             "'segments' or 'segment'",
-            "name the array or column that holds them with --segments-column",
+            "use --segments-column to name the array or column that holds them",
         )
     return found
 
@@ -200,12 +200,12 @@ def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
 def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) -> str | None:
     try:
         return make_recipe(method, params, seed=seed).method_needing_segments
-    except ParameterError:  # left to the service, which may support more methods
+    except ParameterError:  # the service decides: it may support more methods
         return None
 
 
 def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> SetFile:
-    """Return the rows of --evaluation; raise CommandError unless they match those of DATA."""
+    """Return the rows of --evaluation; raise CommandError if kind or classes differ from DATA."""
     found = _rows(context, context.flags.evaluation, methods)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
@@ -247,7 +247,7 @@ def _fit_locally(context: CommandContext, client: Client, methods: Methods) -> M
             )
         except Exception as error:
             for one in made:
-                error.add_note(f"{one.reference} ({one.method}) had already been created")
+                error.add_note(f"{one.reference} ({one.method}) has already been created")
             raise
         made.append(version)
     if len(made) < 2:
@@ -282,12 +282,12 @@ def _fit_to_file(context: CommandContext, methods: Methods) -> None:
 def _judged(context: CommandContext, methods: Methods) -> list[Judged]:
     flags = context.flags
     for method, params in methods:
-        make_recipe(method, params, seed=flags.seed)  # reports bad parameters before reading files
+        make_recipe(method, params, seed=flags.seed)  # report bad parameters before reading files
     data = _rows(context, flags.data, methods)
     evaluation = None
     if flags.evaluation is not None:
         evaluation = _rows(context, flags.evaluation, methods).checked()
-    context.output.note(f"{flags.data}: {len(data.labels):,} rows, fitted locally")
+    context.output.note(f"{flags.data}: fitting {len(data.labels):,} rows locally")
     with locate_errors(data.path, 0):
         return [
             fit_local(

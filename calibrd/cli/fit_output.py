@@ -29,7 +29,7 @@ def answer_one(context: CommandContext, version: Version, alias: Alias | None) -
 def answer_all(
     context: CommandContext, versions: list[Version], advice: Recommendation | None
 ) -> None:
-    """Print a line for each of several versions, and the recommended one."""
+    """Print one line per version, and the recommendation."""
     lines = []
     for one in versions:
         judged = one.verdict or "not judged"
@@ -47,7 +47,7 @@ def answer_all(
 
 
 def choice(info: Mapping[str, Any]) -> list[str]:
-    """Return lines that explain the choice of ``auto``, or the fallback of another method."""
+    """Return lines that explain the choice of ``auto`` or the fallback of another method."""
     if sentence := fallback_sentence(info):
         return [printable(sentence)]
     if info.get("chosen_by") != "auto":

@@ -31,7 +31,7 @@ from calibrd.io.dataset_files import ENDINGS
 EXIT_CODES = {Gate.PASS: 0, Gate.FAIL: 1, Gate.INSUFFICIENT_DATA: 2}
 MARKS = {Gate.PASS: "✅", Gate.FAIL: "❌", Gate.INSUFFICIENT_DATA: "⚠️"}
 MAX_TIMES = 1000
-# the metrics that can have a limit, and their names in sentences
+# metrics that can have a limit, and their names in sentences
 METRICS = {
     "calibration_error": "calibration error (debiased root mean square)",
     "ece": "ECE (15 equal-width bins)",
@@ -72,8 +72,8 @@ def add_to(add_command: AddCommand) -> None:
         "decide whether a map's calibration error on labelled rows is within a limit",
         epilog="Exit codes: 0 pass, the whole 95 % interval of the metric is within its limit; "
         "1 fail, the whole interval is beyond it; 2 insufficient data, the interval contains the "
-        f"limit or there are fewer than {MIN_ROWS} rows; 3 error. With both limits, both must "
-        "pass. The map is applied locally. The rows that it was fitted on are refused.",
+        f"limit or there are fewer than {MIN_ROWS} rows; 3 error. If both limits are given, both "
+        "must pass. The map is applied locally, and must not have been fitted on these rows.",
     )
     parser.add_argument(
         "data",
@@ -85,30 +85,30 @@ def add_to(add_command: AddCommand) -> None:
         "--max-calibration-error",
         type=_limit("--max-calibration-error"),
         metavar="LIMIT",
-        help="limit for the debiased root-mean-square error, which does not include the noise of "
-        "an ECE; 0.03 is three percentage points",
+        help="limit for the debiased root-mean-square error, which is free of the noise of an ECE; "
+        "0.03 is three percentage points",
     )
     parser.add_argument(
         "--max-ece",
         type=_limit("--max-ece"),
         metavar="LIMIT",
-        help="limit for the ECE itself, whose interval accounts for its noise",
+        help="limit for the ECE, whose interval accounts for its noise",
     )
     parser.add_argument(
         "--markdown",
         type=Path,
         metavar="FILE",
-        help="append the decision to a file such as $GITHUB_STEP_SUMMARY",
+        help="append the decision to this file, such as $GITHUB_STEP_SUMMARY",
     )
     add_rows_flags(parser)
 
 
 def gate(context: CommandContext) -> int:
-    """Print the decision with an explanation, and return the exit code."""
+    """Print the decision and its explanation; return the exit code."""
     flags = context.flags
     limits = _limits(flags)
     rows = context.set_file(flags.data)
-    with warnings.catch_warnings():  # the error says more
+    with warnings.catch_warnings():  # the error below says more
         warnings.simplefilter("ignore", LooksLikeProbabilities)
         data = rows.checked()
     if data.is_surely_probabilities:
@@ -116,9 +116,8 @@ def gate(context: CommandContext) -> int:
             "looks_like_probabilities",
             f"{flags.data} holds probabilities, not logits: every row lies in [0, 1] and sums to "
             "1, so the gate made no decision",
-            "store the outputs before the softmax, which is what a map of logits takes; for a map "
-            "of probabilities, name the array in an npz 'probabilities', or pass --kind "
-            "probabilities for a table",
+            "for a map of logits, save the outputs before the softmax; for a map of probabilities, "
+            "name the npz array 'probabilities', or pass --kind probabilities for a table",
         )
     if data.probabilities_note is not None:
         context.output.note(f"warning: {data.probabilities_note}")
@@ -146,25 +145,25 @@ def gate(context: CommandContext) -> int:
 
 
 def _check_unseen(used: NamedMap, data: CalibrationSet, path: str) -> None:
-    """Refuse the rows that the map was fitted on, unless the map learns nothing from rows."""
+    """Raise CommandError if the map was fitted on these rows, unless it is the identity map."""
     fitted_on = used.fitted.fit_info.get("fitted_on")
     if used.fitted.method != IdentityMap.method and fitted_on == unordered_fingerprint(data):
         raise CommandError(
             "fitted_rows",
-            f"{path} holds the rows that {used.description} was fitted on: a map scores too well "
-            "on the rows it was fitted on, so the gate made no decision",
-            "gate on labelled rows that no fit has seen",
+            f"{path} holds the rows that {used.description} was fitted on, on which any map scores "
+            "too well, so the gate made no decision",
+            "use labelled rows that the map was not fitted on",
         )
 
 
 def strictest(decisions: list[Decision]) -> Decision:
-    """Return the decision that counts: fail outranks insufficient data, which outranks pass."""
+    """Return the overall decision: fail outranks insufficient data, which outranks pass."""
     order = (Gate.FAIL, Gate.INSUFFICIENT_DATA, Gate.PASS)
     return min(decisions, key=lambda one: order.index(one.gate))
 
 
 def paragraph(report: Report, decisions: list[Decision], used: NamedMap, path: str) -> str:
-    """Return a paragraph that says what was measured, what it means and what to do."""
+    """Return a paragraph with the measurements, their meaning and advice."""
     decision = strictest(decisions)
     figures = " ".join(one.words for one in decisions)
     known = any(one.metric == "ece" for one in decisions)
@@ -177,14 +176,14 @@ def paragraph(report: Report, decisions: list[Decision], used: NamedMap, path: s
 
 
 def markdown(decided: Gate, words: str) -> str:
-    """Return the decision as Markdown, for the summary of a CI job."""
+    """Return the decision as Markdown for the summary of a CI job."""
     return (
         f"### {MARKS[decided]} Calibration gate: {_name(decided)}\n\n{words.partition(': ')[2]}\n\n"
     )
 
 
 def rows_needed(report: Report, limit: float, metric: str = "calibration_error") -> int | None:
-    """Estimate the number of rows needed to decide; None if it is too large to estimate.
+    """Estimate the number of rows needed to decide; return None if it is too large to estimate.
 
     The width of an interval is assumed to shrink with the square root of the number of rows. For
     the calibration error, the interval of its square is used, because it is symmetric.
@@ -216,10 +215,10 @@ def _meaning(report: Report, decided: Decision) -> str:
     if report.n < MIN_ROWS:
         return f"A decision needs at least {MIN_ROWS} rows: add more labelled rows."
     needed = rows_needed(report, decided.limit, decided.metric)
-    how_many = f"; about {needed:,} would be enough" if needed else ", many more"
+    remedy = f"about {needed:,} rows would be enough" if needed else "add many more"
     return (
         f"The interval of the {metric} contains the limit, so these rows are not enough to decide: "
-        f"add more{how_many}."
+        f"{remedy}."
     )
 
 
@@ -250,7 +249,7 @@ def _limits(flags: argparse.Namespace) -> dict[str, float]:
     options = {"calibration_error": flags.max_calibration_error, "ece": flags.max_ece}
     limits = {metric: limit for metric, limit in options.items() if limit is not None}
     if not limits:
-        raise CommandError("usage", "use --max-calibration-error LIMIT, --max-ece LIMIT, or both")
+        raise CommandError("usage", "pass --max-calibration-error LIMIT, --max-ece LIMIT, or both")
     return limits
 
 
@@ -263,7 +262,7 @@ def _limit(flag: str) -> Callable[[str], float]:
         if not 0 < limit < 1:
             raise CommandError(
                 "usage",
-                f"{flag} must lie between 0 and 1 (0.03 is three percentage points), got {text!r}",
+                f"{flag} must be between 0 and 1 (0.03 is three percentage points), got {text!r}",
             )
         return limit
 

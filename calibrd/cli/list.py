@@ -25,7 +25,9 @@ def add_to(add_command: AddCommand) -> None:
     steps_parser = add_command("run", list_steps, "list the steps of a training run, oldest first")
     steps_parser.add_argument("name", metavar="NAME", help="name of the run")
     steps_parser.add_argument(
-        "--session", metavar="ID", help="all steps of this session, including those repeated later"
+        "--session",
+        metavar="ID",
+        help="list all steps of a session, including those repeated later",
     )
     add_limit_flag(steps_parser)
 
@@ -97,7 +99,7 @@ def _range(gammas: list[float] | None) -> str:
 
 
 def _notes(step: RunStep) -> str:
-    """Return notes on what is unusual about a step."""
+    """Return notes on anything unusual about a step."""
     notes = {
         f"{len(step.ranks)} of {step.world_size} ranks": step.partial,
         "not verified": step.verified is False,

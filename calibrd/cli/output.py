@@ -19,7 +19,7 @@ from calibrd.terminal import json_safe, printable
 
 
 class CommandError(Exception):
-    """A command cannot be carried out; ``hint`` says what to do instead."""
+    """A command cannot be run; ``hint`` suggests what to do instead."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -48,8 +48,8 @@ class ClosedPipe(Exception):
 class Output:
     """Writer of results, as text or, with ``json``, as one document.
 
-    Failing to write a result is an error. Notes and errors that cannot be written are dropped,
-    because the exit code still reports the outcome.
+    If a result cannot be written, an error is raised. Notes and errors that cannot be written are
+    dropped, because the exit code still reports the outcome.
     """
 
     json: bool = False
@@ -57,7 +57,7 @@ class Output:
 
     @property
     def bars(self) -> bool:
-        """Whether to show progress bars: on terminals, but not in job logs."""
+        """True if progress bars are shown, which is the case on terminals."""
         return not self.quiet and sys.stderr is not None and sys.stderr.isatty()
 
     def note(self, text: str) -> None:
@@ -81,7 +81,7 @@ class Output:
             _answer(_as_json(to_plain(_dates_as_text(document))))
 
     def error(self, document: dict[str, Any]) -> None:
-        """Print an error in one or two lines; as text if the JSON document cannot be written."""
+        """Print an error in one or two lines, as text if the JSON document cannot be written."""
         if self.json:
             try:
                 self.document({"error": document})
@@ -98,7 +98,7 @@ class Output:
 
 
 def escape_unencodable() -> None:
-    r"""Make stdout and stderr escape characters that their encoding lacks, such as ``\xfc``."""
+    r"""Make stdout and stderr escape characters that they cannot encode, such as ``\xfc``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -156,7 +156,7 @@ def _give_up(stream: TextIO | None) -> None:
 
 
 def _as_json(plain: Any) -> str:
-    """Return the document as JSON, in ASCII if stdout's encoding lacks one of its characters."""
+    """Return the document as JSON, in ASCII if stdout cannot encode all of its characters."""
     text = json_safe(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")

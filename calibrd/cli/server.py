@@ -1,4 +1,4 @@
-"""Commands of the server, which the distribution ``calibrd-server`` adds to ``calibrd``."""
+"""Server commands, which the ``calibrd-server`` distribution adds to ``calibrd``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ServerCommand = Callable[[Sequence[str]], int]
 
 
 def server_command(arguments: Sequence[str]) -> ServerCommand | None:
-    """Return the installed server's entry point; None unless a server command is called."""
+    """Return the installed server's entry point if a server command is called, else None."""
     if not arguments or arguments[0] not in COMMANDS:
         return None
     for found in metadata.entry_points(group=GROUP, name=ENTRY):
@@ -37,22 +37,22 @@ def server_command(arguments: Sequence[str]) -> ServerCommand | None:
 
 
 def add_to(add_command: AddCommand) -> None:
-    """Add the server's commands to the parser, for its help and to explain how to install it."""
+    """Add the server's commands, to list them and to explain how to install the server."""
     for name, summary in COMMANDS.items():
         add_command(name, partial(_refuse, name), f"server: {summary}", takes_all=True)
 
 
 def _refuse(name: str, _context: CommandContext) -> None:
-    """Raise CommandError; its hint says how to install the server, or how to order the flags."""
+    """Raise CommandError with a hint on installing the server or ordering the flags."""
     if metadata.entry_points(group=GROUP, name=ENTRY):
         raise CommandError(
             "usage",
-            f"`{name}` is a command of the server: its flags must follow its name",
+            f"`{name}` is a server command: its flags must follow its name",
             f"calibrd {name} --help lists its arguments",
         )
     raise CommandError(
         "no_server",
-        f"`{name}` is a command of the server, which is not installed",
-        "install the wheel of calibrd-server, which `make wheel` builds; or run its image: "
-        "docker compose up",
+        f"`{name}` is a server command, and the server is not installed",
+        "install the calibrd-server wheel, built by `make wheel`, or run the image with "
+        "`docker compose up`",
     )

@@ -1,1 +1,1 @@
-"""Convert arrays of any library, and read and write files in blocks."""
+"""Convert arrays from any library, and read and write files in blocks."""

@@ -1,4 +1,4 @@
-"""Convert arrays of any library to numpy, without importing that library."""
+"""Convert arrays from any library to numpy, without importing that library."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NO_VALUES = ("NoneType", "NAType")  # the latter is from pandas
 def as_array(values: Any, name: str = "values") -> Array:
     """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
-    The lists in a column become the rows of a matrix, and the columns of a frame become its
-    columns. Data is copied only if necessary. Missing or masked values, nested lists in a column,
-    and text raise a DataError that refers to the values as ``name``.
+    Lists in a column become the rows of a matrix, and the columns of a frame its columns. Data is
+    copied only if necessary. Missing or masked values, nested lists in a column, and text raise a
+    DataError that refers to the values as ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -180,7 +180,7 @@ def _stack_columns(columns: Sequence[Any], name: str) -> Array:
 def _from_cells(array: Array, name: str) -> Array:
     """Convert an array of Python objects: numbers, or lists and arrays, which become rows."""
     if array.ndim == 0:
-        raise TypeError(f"got one {type(array.item()).__name__}")
+        raise TypeError(f"got a single {type(array.item()).__name__}")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     flat = array.reshape(-1)
@@ -191,7 +191,9 @@ def _from_cells(array: Array, name: str) -> Array:
     if np.ndim(flat[0]) == 0 and not hasattr(flat[0], "__dlpack__"):
         return np.array(array.tolist())
     if array.ndim != 1:
-        raise DataError("bad_shape", f"{name} must be one column of lists, got {array.shape[1]}")
+        raise DataError(
+            "bad_shape", f"{name} must be one column of lists, got {array.shape[1]} columns"
+        )
     return _stacked(flat, name)
 
 
@@ -207,8 +209,8 @@ def _refuse_missing(
 ) -> None:
     """Raise DataError if values are missing.
 
-    ``missing`` is a mask with ``width`` values per row, whose first row has the number ``start``;
-    or a function that returns the mask. ``some`` is the number of missing values, if known.
+    ``missing`` is a mask with ``width`` values per row, or a function that returns it; ``start`` is
+    the number of its first row. ``some`` is the number of missing values, if known.
     """
     if some == 0:
         return

@@ -1,4 +1,4 @@
-"""Build checked calibration sets and segments from the arrays of any library."""
+"""Build checked calibration sets and segments from arrays of any library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def checked_set(
     features: Any = None,
     head: Any = None,
 ) -> CalibrationSet:
-    """Return a checked set built from the arrays of any library."""
+    """Return a checked set built from arrays of any library."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     names = None if segments is None else as_segments(segments)
     vectors = None if features is None else as_array(features, "features")
@@ -80,7 +80,7 @@ such as 'other' for rows that have no segment (1 row breaks this rule, first row
 
 
 def names_of(segments: Segments) -> Array:
-    """Return the name of each row's segment, as strings (n,)."""
+    """Return the segment name of each row, as strings (n,)."""
     return np.array(segments.names, np.str_)[segments.codes]
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger("calibrd")
 class SetFile(NamedTuple):
     """The values, labels and optional segments, features and head in a file.
 
-    ``left_out`` is the reason if the file's segments are invalid and were left out.
+    If the file's segments are invalid and were left out, ``left_out`` is the reason.
     """
 
     path: Path
@@ -62,7 +62,7 @@ def read_set(
 ) -> SetFile:
     """Read an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
 
-    In a table the numbers are in one column of lists or in several columns; they are logits unless
+    In a table, the values are in one column of lists or in several columns; they are logits unless
     ``kind`` says otherwise. From an npz, ``features``, ``head_weight`` and ``head_bias`` are read
     too, if present.
 
@@ -83,7 +83,7 @@ def read_map(path: str | Path) -> CalibrationMap:
 
 
 def segments_among(path: Path, names: Sequence[str], wanted: str | None) -> str | None:
-    """Return the name of the array or column with the segments: ``wanted``, or a usual name."""
+    """Return the name of the array or column with the segments: ``wanted`` or a default, if any."""
     found = wanted or _usual(names)
     if found is not None and names.count(found) != 1:
         present = ", ".join(map(repr, names)) or "nothing"
@@ -104,7 +104,7 @@ def _from_npz(
     if len(found) != 1 or labels not in names:
         raise DataError(
             "missing_array",
-            f"{path} must hold 'logits' or 'probabilities', not both, and {labels!r}, "
+            f"{path} must hold {labels!r} and either 'logits' or 'probabilities', "
             f"but holds {listed}",
         )
     with np.load(path, allow_pickle=False) as stored:
@@ -175,7 +175,7 @@ def _from_table(
 def _with_segments(
     made: SetFile, names: Sequence[str], wanted: str | None, read: Callable[[str], Array]
 ) -> SetFile:
-    """Add the segments; if the caller did not name them, leave out invalid ones."""
+    """Add the segments; leave out invalid ones if the caller did not name them."""
     try:
         found = segments_among(made.path, names, wanted)
         if found is None:

@@ -41,8 +41,8 @@ class NpyRows:
         if self.dtype.hasobject:
             raise DataError(
                 "pickled",
-                f"{name} holds pickled objects, which are never loaded: save numbers, or for "
-                "segments strings, with segments.astype(str)",
+                f"{name} holds pickled objects, which are never loaded: save numbers or, for "
+                "segments, segments.astype(str)",
             )
         if len(self.shape) not in (1, 2):
             raise DataError("bad_shape", f"{name} must have shape (n, k) or (n,), got {self.shape}")

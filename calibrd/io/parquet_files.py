@@ -78,7 +78,7 @@ class ParquetTable:
                     yield batch.slice(start, rows)
 
     def _width(self) -> int:
-        """Estimate how many numbers a row holds, from the first rows and the row groups' sizes."""
+        """Estimate the number of values per row from the first rows and the row groups' sizes."""
         first = next(self._reader.iter_batches(batch_size=FIRST_ROWS), None)
         metadata = self._reader.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -102,7 +102,7 @@ def check_unique(columns: Sequence[str]) -> list[str]:
     wanted = [*columns]
     for name in wanted:
         if wanted.count(name) > 1:
-            raise DataError("repeated_column", f"the column {name!r} is named twice")
+            raise DataError("repeated_column", f"column {name!r} is named twice")
     return wanted
 
 
@@ -164,7 +164,7 @@ def new_table(path: Path, kind: str, schema: pa.Schema) -> Iterator[Any]:
 
 @contextmanager
 def locate_errors(path: Path, first: int) -> Iterator[None]:
-    """Make errors raised in the block name the file, and add ``first`` to their row numbers."""
+    """Add the file name to errors raised in the block, and ``first`` to their row numbers."""
     try:
         yield
     except DataError as error:

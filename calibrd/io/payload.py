@@ -1,4 +1,4 @@
-"""Pack a dataset for upload, in pieces of memory that are hashed and sent without copying.
+"""Pack a dataset for upload into pieces of memory, which are hashed and sent without copying.
 
 The format is safetensors, or npz for data with segments, which safetensors cannot store.
 """
@@ -25,7 +25,7 @@ DTYPES = {"<f4": "F32", "<f8": "F64", "<f2": "F16", "<i8": "I64"}
 
 
 class Payload:
-    """Pieces of memory that are read as one sequence of bytes."""
+    """Pieces of memory that can be read as one sequence of bytes."""
 
     def __init__(self, pieces: Sequence[memoryview], media_type: str = SAFETENSORS) -> None:
         self.media_type = media_type
@@ -65,7 +65,7 @@ def pack_dataset(
     features: Any = None,
     head: Any = None,
 ) -> Payload:
-    """Check a dataset by the same rules as the service, and pack it."""
+    """Check a dataset by the same rules as the service, then pack it."""
     array, truth = as_array(values, kind), as_array(labels, "labels")
     checked = checked_set(array, truth, kind, segments, features, head)
     if array.dtype.kind != "f" or array.itemsize > 8:

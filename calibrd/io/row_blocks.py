@@ -38,7 +38,7 @@ class RowBlock(NamedTuple):
 
 
 class RowSource(NamedTuple):
-    """A file opened for reading; ``inputs`` are the columns or arrays that hold the numbers."""
+    """A file opened for reading; ``inputs`` are the columns or arrays that hold the values."""
 
     path: Path
     rows: int
@@ -101,9 +101,9 @@ def open_source(
     *,
     with_features: bool = False,
 ) -> Iterator[RowSource]:
-    """Open a file for reading; its numbers are in ``columns``, by default in the column ``kind``.
+    """Open a file for reading; its values are in ``columns``, by default in ``kind``.
 
-    ``find_segments`` receives the names of the arrays or columns and returns the one that holds
+    ``find_segments`` takes the names of the arrays or columns and returns the one that holds the
     segments, or None. With ``with_features``, the array ``features`` of an npz is read, if present.
     """
     if path.suffix.lower() not in NUMPY:
@@ -173,7 +173,7 @@ def atomic_target(target: Path) -> Iterator[Path]:
 def open_target(
     part: Path, ending: str, source: RowSource, kept: Sequence[str], output: str
 ) -> Iterator[Write]:
-    """Create a file in the format of the extension ``ending``; yield a function to write blocks.
+    """Create a file in the format given by ``ending``; yield a function that writes blocks.
 
     ``kept`` are the columns or arrays to copy from the source; ``output`` is the name of the array
     in an npz.

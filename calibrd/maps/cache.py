@@ -19,7 +19,7 @@ from calibrd.api.references import Reference
 from calibrd.transport.disk_cache import Cache, CacheEntry, write_atomically
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# a writer needs far less time than this to add the entry for a map's bytes
+# far longer than a writer takes to add the entry for a map's bytes
 SWEPT_AFTER_SECONDS = 3600.0
 
 _log = logging.getLogger("calibrd")
@@ -42,10 +42,10 @@ class LoadedMap:
 
 
 class MapCache:
-    """Maps on disk: an entry for each reference, and the bytes in files named by their hash.
+    """Maps on disk: an entry for each reference, and map files named by their hash.
 
-    Other processes may use the folder at the same time. Bytes whose hash does not match the entry
-    are treated as missing.
+    Other processes may use the folder at the same time. Files whose hash does not match the
+    entry are treated as missing.
     """
 
     def __init__(self, cache: Cache) -> None:

@@ -49,9 +49,9 @@ class MapRequest:
 
 @dataclass(frozen=True)
 class MapLoader:
-    """Loads the map that a reference points at now; ``options`` apply to each request.
+    """Loader of the map that a reference points at now; ``options`` apply to each request.
 
-    With ``following``, a version whose input differs from that of the known map raises
+    With ``following``, a version that takes different input from the known map raises
     InputMismatch.
     """
 
@@ -61,7 +61,7 @@ class MapLoader:
     following: bool = False
 
     def flow(self, known: LoadedMap | None) -> Flow[LoadedMap]:
-        """Return the current map; it is not downloaded again if it is the ``known`` one."""
+        """Return the current map; download it only if it is not the ``known`` one."""
         number = yield from self.client.number_at(self.target.reference, **self.options)
         if known is not None and known.number == number:
             response = yield from self._map(number, {"If-None-Match": f'"{known.sha256}"'})
@@ -109,7 +109,7 @@ def _check_input(known: LoadedMap, version: Version) -> None:
     if (version.kind, version.classes) != (known.map.kind, known.map.k):
         raise InputMismatch(
             f"{version.reference} takes {version.kind} of {version.classes} classes, but version "
-            f"{known.number}, which is applied here, takes {known.map.kind} of {known.map.k}"
+            f"{known.number}, which is in use here, takes {known.map.kind} of {known.map.k} classes"
         )
 
 
@@ -119,6 +119,6 @@ def _opened(content: bytes, version: Version) -> CalibrationMap:
     if found != version.map_sha256:
         raise MapDamaged(
             f"the map of {version.reference} arrived with the sha256 {found} ({len(content)} "
-            f"bytes), but the version has {version.map_sha256} ({version.map_bytes} bytes)"
+            f"bytes), but should have {version.map_sha256} ({version.map_bytes} bytes)"
         )
     return archive.load(content)

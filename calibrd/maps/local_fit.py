@@ -1,4 +1,4 @@
-"""Fit locally, for logits that must not leave this machine; fingerprint models."""
+"""Fit maps locally, for logits that must not leave this machine; fingerprint models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fit_local(
     device: str = "cpu",
     progress: bool = True,
 ) -> Judged:
-    """Fit and judge a map locally, in the same way as the service; return ``(map, report)``.
+    """Fit and judge a map locally, as the service does; return ``(map, report)``.
 
     ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
     says whether the values are "logits" or "probabilities". For methods that need them,
@@ -41,9 +41,9 @@ def fit_local(
     and ``head`` that layer's ``(weight, bias)``. Fits on a ``device`` other than "cpu" need torch
     (``pip install 'calibrd[train]'``).
 
-    The map is judged on ``evaluation``, which is ``(logits, labels)``, ``(logits, labels,
-    segments)`` or ``(logits, labels, segments, features)``. Alternatively, ``held_out`` is the
-    share of the rows to hold out for that; for the default, see ``calibrators.fit_and_judge``.
+    The map is judged on ``evaluation``: ``(logits, labels)``, ``(logits, labels, segments)`` or
+    ``(logits, labels, segments, features)``. Alternatively, ``held_out`` is the share of the rows
+    to hold out for judging; for the default, see ``calibrators.fit_and_judge``.
 
     >>> fitted = fit_local([[3.0, 0.0]] * 80 + [[0.0, 3.0]] * 80, [0] * 60 + [1] * 80 + [0] * 20,
     ...                    method="temperature", progress=False)

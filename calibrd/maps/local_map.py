@@ -38,7 +38,7 @@ _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """The source of a local map; it polls the service with its own client."""
+    """The source of a local map, which polls the service with its own client."""
 
     def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection
@@ -63,7 +63,7 @@ class MapSource:
 class LocalMap:
     """A map loaded by ``client.load``, applied in this process; it follows its alias.
 
-    Threads can share it, and it works after a fork. While the service is unavailable or refuses
+    Threads can share it, and it works after a fork. While the service is unavailable or rejects
     requests, the current version stays in use, and ``problem`` gives the reason. The same holds if
     the alias moves to a version with a different kind of input or number of classes. A pickle or a
     copy keeps the current version; it does not follow the alias and does not hold the API key.
@@ -93,9 +93,9 @@ class LocalMap:
             self._refresher = Refresher(self, refresh)
 
     def apply(self, values: Any, segments: Any = None, features: Any = None) -> Floats:
-        """Return calibrated probabilities (n, k) for ``values``, of the kind the map was fitted on.
+        """Return calibrated probabilities (n, k) for ``values`` of the kind the map was fitted on.
 
-        A map of two classes also takes one number per row, (n,) or (n, 1); with more classes, pass
+        A two-class map also takes one number per row, (n,) or (n, 1); with more classes, pass
         a single row as ``[row]``. ``segments`` (n,) holds the segment of each row, for a map that
         has segments; rows of unknown segments use the map fitted on all rows and cause an
         UnknownSegments warning. ``features`` (n, d) holds the features of each row, for a map that
@@ -124,7 +124,7 @@ class LocalMap:
     def interval(self, values: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return the lower and upper bounds (n,) of a credible band around each row's confidence.
 
-        Only maps of the method ``additive``, which ``auto`` fits, have a band; other maps raise
+        Only ``additive`` maps, which ``auto`` fits by default, have a band; other maps raise
         DataError.
         """
         if type(values) is not np.ndarray:
@@ -163,23 +163,23 @@ class LocalMap:
 
     @property
     def confirmed_at(self) -> datetime:
-        """When the service last confirmed that the reference points at this version."""
+        """The time when the service last confirmed that the reference points at this version."""
         return self._now.confirmed_at
 
     @property
     def problem(self) -> str | None:
-        """The error of the last poll of the service; None if it succeeded."""
+        """The error from the last poll of the service; None if it succeeded."""
         return self._problem
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last poll failed to confirm the version."""
+        """True if the last poll failed to confirm the version."""
         return self._problem is not None
 
     def refresh(self) -> bool:
         """Poll the service now; return whether the version has changed.
 
-        If the poll fails, the error is raised and the map does not change.
+        If the poll fails, raise the error and keep the map.
         """
         source = self._source
         if source is None:
@@ -198,11 +198,11 @@ class LocalMap:
             self._note(None)
         if found.number == before.number:
             return False
-        _log.info("%s: version %d, was %d", self.reference, found.number, before.number)
+        _log.info("%s: now version %d, was %d", self.reference, found.number, before.number)
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """Store the current problem (None: no problem), and log each change once."""
+        """Store the current problem, if any, and log each change once."""
         kind = "" if error is None else _kind(error)
         if kind != AWAY and AWAY in self._logged:
             self._logged.remove(AWAY)

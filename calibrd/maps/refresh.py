@@ -1,4 +1,4 @@
-"""Periodic refresh in a thread that stops when its owner is deleted; hooks after a fork."""
+"""Periodic refresh in a thread that stops when its owner is deleted; after-fork hooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ForkAware(Protocol):
 
 
 class Refresher:
-    """Calls ``refresh`` about every ``seconds`` until it is stopped or its owner is deleted."""
+    """Thread that calls ``refresh`` every ``seconds`` until it is stopped or its owner deleted."""
 
     def __init__(self, owner: Refreshable, seconds: float) -> None:
         self.seconds = seconds
@@ -46,7 +46,7 @@ class Refresher:
         ).start()
 
     def stop(self) -> None:
-        """Stop; a refresh in progress is completed first."""
+        """Stop the thread; a refresh in progress is completed first."""
         self._stop.put(None)
 
 

@@ -19,7 +19,7 @@ from calibrd.maps.local_map import LocalMap, map_of
 
 
 class GraphOperation(NamedTuple):
-    """The torch version of an ONNX operation: ``run(tensors, numbers, attributes)``.
+    """The torch version of an ONNX operation, called as ``run(tensors, numbers, attributes)``.
 
     The first ``tensors`` inputs of the operation are tensors (None: all of them). The others, such
     as axes, are passed as ``numbers`` and must be known when the module is built.
@@ -100,7 +100,7 @@ OPERATIONS: dict[str, GraphOperation] = {
 
 
 class Step(NamedTuple):
-    """A recorded operation; the attribute ``to`` of a Cast is None for the type of the input."""
+    """A recorded operation; a Cast whose attribute ``to`` is None casts to the input type."""
 
     operation: str
     tensors: tuple[str, ...]
@@ -118,7 +118,7 @@ class Recorder:
         self.narrow: set[str] = set()
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Add a constant and return its name; float32 constants adopt the type of the input."""
+        """Add a constant and return its name; float32 constants adopt the input type."""
         name = f"constant_{len(self.constants)}"
         floats = np.issubdtype(dtype, np.floating)
         self.constants[name] = np.asarray(value, np.float64 if floats else dtype)
@@ -153,10 +153,10 @@ class Recorder:
 
 
 def _type_of(number: int) -> torch.dtype | None:
-    """Return the target type of a Cast; ONNX's float is None, the type of the input."""
+    """Return the target type of a Cast; None, for ONNX's float, stands for the input type."""
     types = {FLOAT: None, DOUBLE: torch.float64}
     if number not in types:
-        raise ExportError("unknown_operation", f"calibrd.torch does not support the type {number}")
+        raise ExportError("unknown_operation", f"calibrd.torch does not support ONNX type {number}")
     return types[number]
 
 
@@ -205,7 +205,7 @@ class MapModule(nn.Module):
         return f"method={self.method!r}, k={self.k}, kind={self.kind!r}"
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Return rows (n, k) of at least float32; for two classes one column is accepted too."""
+        """Return rows (n, k) of at least float32; for two classes, also accept one column."""
         rows = values.to(torch.promote_types(values.dtype, torch.float32))
         if self.k == 2 and (rows.ndim == 1 or rows.shape[-1] == 1):
             second = rows.reshape(-1, 1)
@@ -232,7 +232,7 @@ class MapModule(nn.Module):
         return found[self._end]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MapModule:
-        """Move the buffers for ``to`` or ``half``, but do not reduce their precision."""
+        """Move the buffers for ``to`` or ``half`` without reducing their precision."""
         originals = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in originals.items():

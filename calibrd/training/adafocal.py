@@ -23,8 +23,8 @@ class AdaFocal(Observer):
 
     In each validation pass, call ``observe`` with every batch, then ``step``, which updates the
     gammas of ``loss``. ``settings`` are fields of ``calibrators.adafocal.Settings`` (``bins``,
-    ``rate``, ...); or pass your own ``loss``. ``client`` is a client or a URL; with None, nothing
-    is sent.
+    ``rate``, ...); alternatively, pass your own ``loss``. ``client`` is a client or a URL; with
+    None, nothing is sent.
 
     The update runs in this process, on the statistics of all ranks of torch.distributed; the
     service records and verifies it. An unavailable service or a full disk does not affect training:
@@ -32,10 +32,10 @@ class AdaFocal(Observer):
     this process or the next one sends them.
 
     The run continues from its last state, from the start with ``fresh``, or from the ``state_dict``
-    of a checkpoint passed as ``resume``. Several ranks without torch.distributed pass ``rank``,
-    ``world_size`` and a shared ``session``. The service then merges the statistics and updates the
-    state; a rank that gets no response within the budget updates the state with its own statistics
-    until the service responds.
+    of a checkpoint passed as ``resume``. Without torch.distributed, each of several ranks passes
+    ``rank``, ``world_size`` and a shared ``session``. The service then merges the statistics and
+    updates the state; a rank that gets no response within the budget updates the state with its own
+    statistics until the service responds.
 
     >>> import torch
     >>> steered = AdaFocal(None, run="resnet", rate=10.0)
@@ -65,7 +65,7 @@ class AdaFocal(Observer):
         **settings: Any,
     ) -> None:
         if loss is not None and (settings or ignore_index != IGNORED):
-            raise ValueError("pass either a loss, or its settings and ignore_index, not both")
+            raise ValueError("pass either loss, or settings and ignore_index, but not both")
         if not isinstance(loss, AdaFocalLoss | None):
             raise TypeError(f"loss must be an AdaFocalLoss, got {type(loss).__name__}")
         self.loss = AdaFocalLoss(ignore_index=ignore_index, **settings) if loss is None else loss

@@ -1,6 +1,6 @@
 """Base classes of the callbacks, which create an AdaFocal or a Monitor when training begins.
 
-The ranks and the checkpoint are only known then.
+The ranks and the checkpoint are unknown before that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 
 class AttachedObserver:
-    """Hold the observer for a callback: create it when training begins, close it at the end."""
+    """A callback's observer, which is created when training begins and closed when it ends."""
 
     def __init__(self, make: Callable[..., AnyObserver], hint: str) -> None:
         self._make = make
@@ -36,7 +36,7 @@ class AttachedObserver:
 
     @property
     def is_on(self) -> bool:
-        """Whether training is in progress."""
+        """True while training is in progress."""
         return self._is_on
 
     def begin(self) -> None:
@@ -87,10 +87,10 @@ class AttachedObserver:
 
 
 class CallbackBase:
-    """A callback for any framework; it forwards training events to an observer."""
+    """Base class for the callbacks of all frameworks; forwards training events to an observer."""
 
     kind: ClassVar[Kind]
-    hint: ClassVar[str]  # what to do if nothing was observed
+    hint: ClassVar[str]  # advice if nothing was observed
     run: str
     loss: Loss | None
     _attached: AttachedObserver
@@ -106,11 +106,11 @@ class CallbackBase:
         )
 
     def _check(self, loss: Loss) -> None:
-        """Raise if the framework cannot train with the loss."""
+        """Raise ValueError if the framework cannot train with the loss."""
 
 
 class SteeringCallback(CallbackBase):
-    """Callback that adapts a loss during training; the loss can be used immediately."""
+    """Callback that adapts a loss during training; ``loss`` is available before training begins."""
 
     kind = "adafocal"
     loss: AdaFocalLoss
@@ -131,7 +131,7 @@ class SteeringCallback(CallbackBase):
         if loss is None or isinstance(loss, str):
             steered = make_loss(loss or "adafocal", ignore_index=ignore_index, **settings)
         elif settings or ignore_index != IGNORED:
-            raise ValueError("pass either a loss, or its settings and ignore_index, not both")
+            raise ValueError("pass either loss, or settings and ignore_index, but not both")
         else:
             steered = loss
         if not isinstance(steered, AdaFocalLoss):

@@ -46,7 +46,7 @@ class Distributed(Ranks):
 
 
 def _device() -> torch.device:
-    """Return the device from which the backend sends tensors: with NCCL, the current GPU."""
+    """Return the device from which the backend sends tensors; with NCCL, the current GPU."""
     if "cpu" in str(dist.get_backend_config()):
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator()

@@ -34,10 +34,10 @@ def bases() -> tuple[type, ...]:
 
 
 class ModelInputs:
-    """Captures the further inputs of a loss while a batch passes through the model.
+    """Model hooks that capture the inputs of a loss beyond logits and labels.
 
-    The batch's column ``index`` is not passed on to the model. The embeddings are the input of the
-    module named ``head``.
+    The ``index`` column of a batch is not passed on to the model. The embeddings are the input of
+    the module named ``head``.
     """
 
     def __init__(self, head: str | None) -> None:
@@ -47,7 +47,7 @@ class ModelInputs:
         self._captured: dict[str, Tensor] = {}
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Capture the batches of this model instead of those of any previous one."""
+        """Capture the inputs of this model instead of any previous one."""
         if model is self._model:
             return
         for hook in self._hooks:
@@ -89,7 +89,7 @@ def _module_of(model: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 class _Hooks(CallbackBase):
-    """Forwards the trainer's events to the observer."""
+    """Trainer callback that forwards events to the observer."""
 
     _inputs: ModelInputs | None = None  # for a loss that takes more than logits and labels
 
@@ -104,8 +104,8 @@ class _Hooks(CallbackBase):
             return  # the model may not be created until training begins
         if _takes_index(loss) and args.remove_unused_columns:
             raise ValueError(
-                f"{loss.name} needs the column 'index', each sample's position in the "
-                "training set: pass TrainingArguments(remove_unused_columns=False)"
+                f"{loss.name} needs the column 'index' with each sample's position in the "
+                "training set: pass TrainingArguments(remove_unused_columns=False) to keep it"
             )
         self._inputs.watch(others["model"])
 
@@ -141,7 +141,7 @@ class _Hooks(CallbackBase):
     def compute_loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Return the loss of a batch, for ``compute_loss_func``; in evaluations, observe it too."""
+        """Return the loss of a batch for ``compute_loss_func``; in evaluations, also observe it."""
         if self.loss is None:
             raise ValueError("pass a loss, for example MonitorCallback(..., loss='seca')")
         logits = _classes_second(_logits_of(outputs))
@@ -159,30 +159,30 @@ class _Hooks(CallbackBase):
         if self._inputs is None:
             return {}
         more = self._inputs.taken()
-        if not loss.training:  # samples of an evaluation are not in the training set
+        if not loss.training:  # evaluation samples are not in the training set
             more.pop("index", None)
         elif _takes_index(loss) and "index" not in more:
             raise ValueError(
                 f"{loss.name} needs a column 'index' with each sample's position in the training "
-                "set, such as train.add_column('index', range(len(train))), and this callback must "
-                "be among the Trainer's callbacks"
+                "set: use train.add_column('index', range(len(train))), and add this callback to "
+                "the Trainer's callbacks"
             )
         return more
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
-        """Observe a batch of an evaluation; a no-op if the callback does that elsewhere."""
+        """Observe an evaluation batch; a no-op if the callback does that elsewhere."""
 
     def _check(self, loss: Loss) -> None:
         if loss.reduction != "mean":
-            raise ValueError(f"the loss must have reduction 'mean', got {loss.reduction!r}")
+            raise ValueError(f"loss must have reduction 'mean', got {loss.reduction!r}")
 
 
 class _AdaFocal(SteeringCallback, _Hooks):
     """Callback that adapts the loss after each evaluation during training.
 
     Use it as ``Trainer(..., callbacks=[callback], compute_loss_func=callback.compute_loss)``. The
-    arguments are the same as for ``calibrd.training.AdaFocal``. There must be one label for each
-    row of logits, as in classification of sequences, images or tokens; labels are not shifted as in
+    arguments are the same as for ``calibrd.training.AdaFocal``. Each row of logits must have one
+    label, as in the classification of sequences, images or tokens; labels are not shifted as in
     language modelling.
     """
 
@@ -196,14 +196,14 @@ class _Monitor(MonitoringCallback, _Hooks):
     """Callback that streams the calibration of every evaluation, for training with any loss.
 
     Use it as ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The
-    arguments are the same as for ``calibrd.training.Monitor``. Optionally, ``loss`` is a name for
-    ``make_loss``, followed by its parameters; then also pass
-    ``compute_loss_func=callback.compute_loss``. Losses with state from earlier epochs lose it when
+    arguments are the same as for ``calibrd.training.Monitor``. To train with a loss from
+    ``make_loss``, pass its name as ``loss`` and its parameters, and also
+    ``compute_loss_func=callback.compute_loss``. Losses that keep state across epochs lose it when
     training is resumed.
 
     A loss that takes embeddings needs ``head``, the name of the model's last layer, such as
     ``"classifier"``; the input of that layer is used as embeddings. A loss that takes the index of
-    each sample needs a column ``index`` in the training set, and
+    each sample needs an ``index`` column in the training set and
     ``TrainingArguments(remove_unused_columns=False)``.
     """
 
@@ -250,7 +250,7 @@ def _first(values: Any) -> Any:
 
 
 def _logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's output; the model was called without labels."""
+    """Return the logits in the output of a model that was called without labels."""
     if isinstance(outputs, dict):
         found: Tensor = outputs["logits"]
         return found
@@ -259,7 +259,7 @@ def _logits_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(logits: Any) -> Any:
-    """Transpose a model's output (n, tokens, k) to (n, k, tokens), as losses expect."""
+    """Transpose a model's output (n, tokens, k) to (n, k, tokens), as the losses expect."""
     return logits.swapaxes(1, 2) if logits.ndim == 3 else logits
 
 

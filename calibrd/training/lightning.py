@@ -26,7 +26,7 @@ HINT = "validation_step must return {'logits': ..., 'labels': ...} or (logits, l
 
 
 def bases() -> tuple[type, ...]:
-    """Return the Callback classes of the imported packages, or else of the installed ones."""
+    """Return the Callback classes of the imported packages, or else of all installed ones."""
     loaded = [name for name in NAMES if sys.modules.get(name) is not None]
     found = loaded or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
@@ -37,7 +37,7 @@ def bases() -> tuple[type, ...]:
 
 
 class _Hooks(CallbackBase):
-    """Forwards the trainer's events to the observer."""
+    """Lightning callback that forwards events to the observer."""
 
     hint = HINT
 
@@ -95,9 +95,9 @@ class _AdaFocal(SteeringCallback, _Hooks):
 class _Monitor(MonitoringCallback, _Hooks):
     """Callback that streams the calibration of every validation pass, for any loss.
 
-    The arguments are the same as for ``calibrd.training.Monitor``. Optionally, ``loss`` is a name
-    for ``make_loss``, followed by its parameters; then train the module with ``callback.loss``,
-    which is notified at the end of each epoch.
+    The arguments are the same as for ``calibrd.training.Monitor``. To train with a loss from
+    ``make_loss``, pass its name as ``loss`` and its parameters, and use ``callback.loss`` in the
+    module; the loss is notified at the end of each epoch.
     """
 
 

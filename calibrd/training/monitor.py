@@ -22,19 +22,19 @@ from calibrd.training.reporting.sessions import Start
 
 
 class Monitor(Observer):
-    """Streams the calibration of each validation pass to the service, as steps of a run.
+    """A monitor that streams the calibration of each validation pass to the service as a step.
 
     ``client`` is a client or a URL; with None, nothing is sent. An unavailable service or a full
     disk does not stop training: no call waits longer than ``budget`` seconds, and unsent steps are
     stored in ``folder``. The run continues after its last step, from 0 with ``fresh``, or from the
     ``state_dict`` passed as ``resume``. The ranks are those of torch.distributed; without it, pass
-    ``rank``, ``world_size`` and a shared ``session``. Numpy arrays and tensors are accepted; torch
+    ``rank``, ``world_size`` and a shared ``session``. NumPy arrays and tensors are accepted; torch
     is not required.
 
     With ``diagnose``, ``agreement`` holds the diagnostics of the SECA paper after each step:
     entropy, KL divergence and cosine (``calibrators.metrics.ClassAgreement``), over the classes of
-    each observed batch and all ranks of torch.distributed. They cost a pass over all classes on the
-    CPU and are not sent.
+    each observed batch and all ranks of torch.distributed. They cost an extra pass over the classes
+    on the CPU and are not sent.
 
     >>> monitor = Monitor(None, run="resnet")
     >>> monitor.observe([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]], [0, 1, 0])
@@ -119,7 +119,7 @@ class Monitor(Observer):
 
 
 def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> ClassAgreement:
-    """Return how closely the predictions in a batch agree with the mean of their class.
+    """Return the agreement between the predictions in a batch and the mean of their class.
 
     >>> round(agreement_of([[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 0, -100]).kl_divergence, 3)
     0.918

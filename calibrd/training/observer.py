@@ -1,6 +1,6 @@
-"""Observe validation passes and report them as a run: base classes for AdaFocal and Monitor.
+"""Base classes of AdaFocal and Monitor, which observe validation passes and report them as a run.
 
-Each row of a pass is reduced to three numbers on its device; these are then counted in bins.
+Each row of a pass is reduced to three numbers on its device; these are counted in bins.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, *, decides: str | None = None) -> None:
         self.rank = rank
         self.size = size
-        # the side that computes the state: the trainer, if it has the statistics of all ranks
+        # the side that computes the state; the trainer if it has the statistics of all ranks
         self.decides = decides or ("trainer" if size == 1 else "service")
         self.reports = True  # whether this rank reports to the service
 
@@ -73,7 +73,7 @@ class Steered(Protocol):
 
 
 class Observer:
-    """One training job of a run; copies in other processes can neither observe nor step."""
+    """One training job of a run; copies in other processes cannot observe or step."""
 
     kind: Kind
 
@@ -94,7 +94,7 @@ class Observer:
     ) -> None:
         if not isinstance(budget, int | float) or not 0 < budget <= MAX_SECONDS:
             raise ValueError(
-                f"budget must be a number of seconds above 0, at most {MAX_SECONDS:g}, "
+                f"budget must be a number of seconds above 0 and at most {MAX_SECONDS:g}, "
                 f"got {budget!r}"
             )
         self.run = checked_run(run)
@@ -105,8 +105,8 @@ class Observer:
         self._ranks = ranks_of(rank, world_size, checked_session(session))
         if client is None and self._ranks.decides == "service":
             raise ValueError(
-                "client is required with rank= and world_size=: without a service, ranks agree on "
-                "a state only through torch.distributed"
+                "client is required with rank= and world_size=: without a service, ranks can only "
+                "agree on a state through torch.distributed"
             )
         self._reporter: Reporter | None = None
         self._is_closed = False
@@ -168,7 +168,7 @@ class Observer:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy for another process, such as a DataLoader's worker."""
+        """Return the state of a copy for another process, such as a DataLoader worker."""
         return {**vars(self), "_process": None, "_reporter": None, "_ranks": Ranks()}
 
     def _merged(self) -> BinStatistics:
@@ -238,8 +238,8 @@ class Observer:
     def _check_is_here(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                f"this {type(self).__name__} is a copy, or belongs to the parent process: only the "
-                "original, in the process that created it, can observe and step"
+                f"this {type(self).__name__} is a copy or belongs to the parent process: use the "
+                "original, in the process that created it"
             )
 
 
@@ -286,7 +286,7 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
 
 
 class RunningStatistics:
-    """Accumulates the statistics of rows, and counts them in large batches for speed."""
+    """Accumulator of row statistics, which counts rows in large batches for speed."""
 
     def __init__(self) -> None:
         self._counted = BinStatistics.empty()
@@ -389,6 +389,6 @@ def _check_shapes(logits: tuple[int, ...], labels: tuple[int, ...]) -> None:
     if not (is_of_one or is_of_many) or labels != (logits[0], *logits[2:]):
         raise DataError(
             "bad_shape",
-            "logits must be (n, k) or (n, k, d1, ...) of k > 1 classes, or (n,) or (n, 1), and "
-            f"labels (n,) or (n, d1, ...), got {logits} and {labels}",
+            "logits must have shape (n, k) or (n, k, d1, ...) with k > 1 classes, or (n,) or "
+            f"(n, 1), and labels (n,) or (n, d1, ...), got {logits} and {labels}",
         )

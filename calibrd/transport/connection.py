@@ -40,7 +40,7 @@ HOPELESS = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingE
 
 @dataclass(frozen=True)
 class Connection:
-    """Settings of a client's connection; retries measure time with ``clock``, in seconds."""
+    """Settings of a client's connection; ``clock`` returns the time in seconds, for retries."""
 
     url: str
     api_key: str | None = field(repr=False)
@@ -88,7 +88,7 @@ class Connection:
         return {"headers": headers}
 
     def request_arguments(self, step: Send) -> dict[str, Any]:
-        """Return the arguments of an httpx client's ``request`` for a step."""
+        """Return the keyword arguments of ``httpx.Client.stream`` for a step."""
         seconds = self.timeout if step.timeout is None else step.timeout
         return {
             "method": step.method,
@@ -157,7 +157,7 @@ class Connection:
                 reason = f"it responded with status {response.status}"
             except httpx.RequestError as error:
                 reason = _message(error)
-        raise StoreAway(f"the store at {host} did not accept a part: {reason}")
+        raise StoreAway(f"the object store at {host} did not accept a part: {reason}")
 
     def _failure(
         self, step: Send, error: httpx.RequestError, repeatable: bool, check_hint: str
@@ -180,7 +180,7 @@ def _is_passing(error: CalibrdError) -> bool:
 
 
 def path(*parts: object) -> str:
-    """Join parts to a path of the service; they are escaped, so they cannot change the route.
+    """Join parts into a service path; they are escaped, so they cannot change the route.
 
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
@@ -226,7 +226,7 @@ def _host_of(url: object) -> str:
             return parts.netloc
     except (ValueError, httpx.InvalidURL):
         pass
-    raise NotCalibrd(f"the response has no URL to send a part to, got {str(url)[:100]!r}")
+    raise NotCalibrd(f"the response must give a URL to send a part to, got {str(url)[:100]!r}")
 
 
 def _maybe_done(check_hint: str) -> str:

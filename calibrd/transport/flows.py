@@ -1,4 +1,4 @@
-"""Flows: calls written once for both clients, independent of how requests are sent.
+"""Flows: calls written once for both clients, independently of how requests are sent.
 
 A call is a generator, a *flow*. It yields steps (send a request, pause, run flows concurrently) and
 receives their results; its return value is the result of the call. ``Client`` and ``AsyncClient``
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Together:
-    """Flows to run concurrently, at most ``at_once`` at a time; results keep the order of flows.
+    """Flows to run concurrently, at most ``at_once`` at a time; results are in the same order.
 
     If a flow fails, flows that have not started are skipped and its error is raised.
     """
@@ -89,7 +89,7 @@ class Awaiting(ABC):
 
 
 class Call(Protocol[P, R]):
-    """The type of a call, which is a method of both clients; other flows use its ``flow``."""
+    """The type of a call: a method of both clients whose ``flow`` can be used by other flows."""
 
     @property
     def flow(self) -> Callable[Concatenate[Any, P], Flow[R]]:

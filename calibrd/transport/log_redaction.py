@@ -1,4 +1,4 @@
-"""Remove the query of presigned URLs from logs, because such URLs are secrets."""
+"""Remove the query strings of presigned URLs, which are secret, from logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _under_way: ContextVar[bool] = ContextVar("calibrd_signed_url", default=False)
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Remove the query from URLs that httpx logs within the block."""
+    """Remove the query string from URLs that httpx logs within the block."""
     before = _under_way.set(True)
     try:
         yield

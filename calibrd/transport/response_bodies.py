@@ -1,4 +1,4 @@
-"""Response bodies, decompressed here in order to limit their size."""
+"""Response bodies, which are decompressed here to limit their size."""
 
 from __future__ import annotations
 

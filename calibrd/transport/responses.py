@@ -70,7 +70,7 @@ def record_of(kind: type[Record], document: Any, **more: Any) -> Record:
         return read(kind, document, **more)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         name = kind.__name__.lower()
-        raise NotCalibrd(f"the response is JSON, but not a {name}: {error}") from error
+        raise NotCalibrd(f"the response is JSON, but not a valid {name}: {error}") from error
 
 
 def records_of(kind: type[Record], document: Any) -> list[Record]:
@@ -85,7 +85,7 @@ def report_of(document: Any) -> Report:
     try:
         return Report.from_dict(document)
     except (DataError, KeyError, OverflowError, RecursionError) as error:
-        raise NotCalibrd(f"the response is JSON, but not a report: {error}") from error
+        raise NotCalibrd(f"the response is JSON, but not a valid report: {error}") from error
 
 
 def page_of(kind: type[Record], response: Response) -> tuple[list[Record], str | None]:
@@ -96,7 +96,7 @@ def page_of(kind: type[Record], response: Response) -> tuple[list[Record], str |
 
 
 def seconds_to_wait(response: Response) -> float:
-    """Return the number of seconds given by the header Retry-After; 0 if there is none."""
+    """Return the number of seconds given by the Retry-After header; 0 if there is none."""
     value = response.headers.get("retry-after", "")
     try:
         return max(0.0, float(value) if value.strip().isdigit() else _seconds_until(value))
@@ -129,7 +129,7 @@ def error_of(response: Response) -> Refused | NotCalibrd | None:
 
 
 def _without_problem(response: Response) -> Refused | NotCalibrd:
-    """Return the error for a response without a problem document, to HEAD or from a proxy."""
+    """Return the error for a response without a problem document, as from HEAD or a proxy."""
     request_id = response.headers.get("x-request-id")
     if response.status >= 500 or response.status == TOO_MANY or request_id is not None:
         code = f"status_{response.status}"

@@ -239,7 +239,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate missing.npz --map m --max-ece 0.1", "missing.npz: No such file"),
         ("gate TEXT --map m --max-ece 0.1", "is not an npz file"),
         ("gate VAL.txt --map m --max-ece 0.1", "must end in .npz, .parquet or .arrow"),
-        ("gate NOLABELS --map m --max-ece 0.1", "and 'labels', but holds 'logits'"),
+        ("gate NOLABELS --map m --max-ece 0.1", "or 'probabilities', but holds 'logits'"),
         ("gate PICKLED --map m --max-ece 0.1", "not pickled objects"),
         ("gate SHORT --map m --max-ece 0.1", "logits have 600 rows but labels have 599"),
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
@@ -248,7 +248,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit VAL --name a/b", "a calibrator's name must be"),
         ("fit VAL --name m@3", "a calibrator's name must be"),
         ("fit VAL --name m --promote pro@duction", "got 'pro@duction'"),
-        ("fit VAL --name m --promote 3", "not digits alone"),
+        ("fit VAL --name m --promote 3", "not only digits"),
         ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
         ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
         ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),
@@ -258,7 +258,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("history m --limit -5", "--limit: must be a positive integer, got '-5'"),
         (
             "list --retry-seconds nan",
-            "--retry-seconds: must be a number of seconds, 0 or more, got 'nan'",
+            "--retry-seconds: must be a non-negative number of seconds, got 'nan'",
         ),
         ("gate VAL --map m --max-ece 3", "0.03 is three percentage points"),
         ("gate VAL --map m --max-ece nan", "0.03 is three percentage points"),
@@ -361,7 +361,7 @@ def test_ctrl_c_while_a_fit_runs(val: Path, tmp_path: Path) -> None:
     target = tmp_path / "m.calibrd"
     running = spawned("fit", path, "--method", "smart", "--param", "steps=100000", "--out", target)
     assert running.stderr is not None
-    assert "fitted locally" in running.stderr.readline()
+    assert "rows locally" in running.stderr.readline()
     running.send_signal(signal.SIGINT)
     wait_until(lambda: running.poll() is not None, 30)
     out, err = running.communicate()

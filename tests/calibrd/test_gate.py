@@ -183,7 +183,7 @@ def test_the_rows_of_the_fit_are_refused(
     found = capsys.readouterr()
     assert found.out == ""
     assert f"{path} holds the rows that {fitted} was fitted on" in found.err
-    assert "hint: gate on labelled rows that no fit has seen" in found.err
+    assert "hint: use labelled rows that the map was not fitted on" in found.err
     np.savez(tmp_path / "fresh.npz", **drawn(600, temperature=2.0, seed=1))
     gate[1] = str(tmp_path / "fresh.npz")
     gate = gate[:6]
@@ -218,4 +218,4 @@ def test_probabilities_named_logits_are_refused(gated: Any) -> None:
     code, out = gated({**rows, "logits": p}, 0.03, "--json")
     found = json.loads(out)["error"]
     assert (code, found["code"]) == (3, "looks_like_probabilities")
-    assert "name the array in an npz 'probabilities'" in found["hint"]
+    assert "name the npz array 'probabilities'" in found["hint"]

@@ -286,7 +286,7 @@ def test_odd_problems_raise_our_errors(
 
 def test_a_list_ends(server: Hostile, client: calibrd.Client) -> None:
     server.say("/v1/calibrators", {"items": [], "next": "again"})
-    with pytest.raises(NotCalibrd, match="an empty page, but says that more follow"):
+    with pytest.raises(NotCalibrd, match="an empty page, but claims that more pages follow"):
         client.calibrators()
 
 
@@ -350,7 +350,7 @@ def test_a_store_has_a_host(server: Hostile, url: Any) -> None:
     labels = np.arange(2000) % 3
     with (
         calibrd.Client(server.url, retry_seconds=0, part_bytes=1024) as client,
-        pytest.raises(NotCalibrd, match="has no URL to send a part to"),
+        pytest.raises(NotCalibrd, match="must give a URL to send a part to"),
     ):
         client.upload(logits, labels, progress=False)
 

@@ -76,7 +76,7 @@ def test_an_alias_is_followed_and_a_number_is_not(
         assert np.array_equal(local.apply(LOGITS), fitted(3.0).apply(LOGITS))
         client.rollback("moving")
         wait_until(lambda: local.version == 1)
-        assert "moving@production: version 2, was 1" in caplog.messages
+        assert "moving@production: now version 2, was 1" in caplog.messages
     assert fixed.version == 1
     assert fixed.refresh() is False
 
@@ -190,7 +190,7 @@ def test_an_alias_is_not_followed_to_a_map_of_other_input(
                 local.refresh()
         assert local.version == 1
         assert np.array_equal(local.apply(LOGITS), fitted(2.0).apply(LOGITS))
-        assert "which is applied here, takes logits of 5" in (local.problem or "")
+        assert "which is in use here, takes logits of 5" in (local.problem or "")
         said = [one for one in caplog.records if one.levelno >= logging.WARNING]
         assert [one.levelno for one in said] == [logging.ERROR]
         assert client.load(name, refresh=None).version == 2

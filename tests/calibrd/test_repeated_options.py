@@ -73,8 +73,8 @@ def test_several_versions_are_one_document(calibrd: Any, tmp_path: Path) -> None
     [
         (("--name", "a", "--name", "b"), "--name was given twice"),
         (("--name", "a", "--seed", "1", "--seed", "2"), "--seed was given twice"),
-        (("--name", "a", "--param", "x=1", "--param", "x=2"), "--param sets 'x' twice"),
-        (("--name", "a", *["--method", "ets"] * 2), "--method names 'ets' twice"),
+        (("--name", "a", "--param", "x=1", "--param", "x=2"), "--param 'x' was given twice"),
+        (("--name", "a", *["--method", "ets"] * 2), "--method 'ets' was given twice"),
         (
             ("--name", "a", "--method", "ets", "--method", "cts", "--param", "bins=5"),
             "--param needs a single --method, got ets, cts",

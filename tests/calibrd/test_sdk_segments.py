@@ -473,7 +473,9 @@ def test_rows_of_no_segment_of_the_map_are_counted(
     fitted.write_bytes(archive.dump(Segmented().fit(SET)))
     named = {} if segments is None else {"segments": segments}
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"], **named)
-    note = f"{known} of 2,400 rows are in a segment of this map; the others use the map fitted on"
+    note = (
+        f"{known} of 2,400 rows belong to a segment of this map; the others use the map fitted on"
+    )
     for asked in (
         ["gate", str(path), "--map", str(fitted), "--max-ece", "0.5"],
         ["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted), "--force"],

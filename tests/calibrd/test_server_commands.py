@@ -40,8 +40,8 @@ def test_without_a_server_the_hint_names_the_package(
     assert main([name, "--port", "0", "word"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: `{name}` is a command of the server, which is not installed\n")
-    assert "hint: install the wheel of calibrd-server" in err
+    assert err.startswith(f"error: `{name}` is a server command, and the server is not installed\n")
+    assert "hint: install the calibrd-server wheel" in err
 
 
 def test_without_a_server_the_error_can_be_json(
@@ -73,7 +73,7 @@ def test_flags_before_a_command_of_the_server_are_refused(
 ) -> None:
     install("service.__main__:calibrd_command")
     assert main(["--quiet", "doctor"]) == 3
-    assert "`doctor` is a command of the server: its flags must follow its name" in (
+    assert "`doctor` is a server command: its flags must follow its name" in (
         capsys.readouterr().err
     )
 

@@ -147,7 +147,7 @@ def test_a_frozen_estimator_is_not_fitted_again() -> None:
     assert CalibratedModel(FrozenEstimator(bare), "temperature").fit(
         X[UNSEEN][few], NAMES[Y[UNSEEN]][few]
     ).predict_proba(X[:5]).shape == (5, 3)
-    with pytest.raises(ValueError, match="was not fitted on the class 'yak'"):
+    with pytest.raises(ValueError, match="the class 'yak', which the frozen estimator was not"):
         model.fit(X[:3], ["cat", "yak", "dog"])
     with pytest.raises(ValueError, match="sample_weight cannot be used"):
         model.fit(X[:3], NAMES[Y[:3]], sample_weight=np.ones(3))

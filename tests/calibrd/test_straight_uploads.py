@@ -86,5 +86,5 @@ def test_parts_go_through_the_service_if_the_store_takes_none(
     assert made.status == "ready"
     assert line.count("PUT") == -(-(made.bytes or 0) // PART_BYTES)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "calibrd"]
-    assert "parts are sent through the service from now on" in said
+    assert "sending parts through the service from now on" in said
     assert "X-Amz-Signature" not in said

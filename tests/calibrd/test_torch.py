@@ -122,9 +122,11 @@ def test_the_map_accepts_the_output_of_the_model(
 ) -> None:
     model.eval()
     chances = nn.Sequential(model, nn.Softmax(1))
-    with pytest.raises(ValueError, match="on probabilities, but outputs is 'logits'"):
+    with pytest.raises(
+        ValueError, match="outputs is 'logits', but the map was fitted on probabilities"
+    ):
         CalibratedModule(model, maps["probabilities"])
-    with pytest.raises(ValueError, match="on logits, but outputs is 'proba"):
+    with pytest.raises(ValueError, match="outputs is 'probabilities', but the map"):
         CalibratedModule(chances, maps["smart"], outputs="probabilities")
     whole = CalibratedModule(chances, maps["probabilities"], outputs="probabilities")
     assert torch.equal(whole(X), MapModule(maps["probabilities"])(chances(X)))

@@ -52,9 +52,7 @@ def test_a_run_that_goes_on_says_so(
         caplog.clear()
         with Monitor(line.url, run="twice", budget=30, fresh=fresh) as job:
             stepped(job, batches[0])
-        words = (
-            "twice: this run is already at step 1 and is continued; pass fresh=True to start over"
-        )
+        words = "twice: this run continues from step 1; pass fresh=True to start over"
         assert caplog.messages == ([] if fresh else [words])
 
 

@@ -139,7 +139,7 @@ def test_without_the_server_the_hints_name_the_package(python: Path, tmp_path: P
         **outside(tmp_path),
     )
     assert (failed.returncode, failed.stdout) == (3, "")
-    assert "hint: install the wheel of calibrd-server" in failed.stderr
+    assert "hint: install the calibrd-server wheel" in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 
 @dataclass(frozen=True)
 class Recovered:
-    """The run's last position on this machine, and the sessions that are left to send.
+    """The run's last position on this machine, and the sessions left to send.
 
-    ``begun`` is when the session of that position began. ``has_unsent`` covers all processes;
+    ``begun`` is the start time of that position's session. ``has_unsent`` covers all processes;
     ``sessions`` are those taken over from dead processes.
     """
 
@@ -97,7 +97,7 @@ class Outbox:
         return cls(base / f"{run}-{place}-{key}" / DATABASE)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Queue a call of one of the methods below on the outbox's thread; return its future."""
+        """Queue a call to one of the methods below on the outbox's thread; return its future."""
         future: Future[T] = Future()
         self._tasks.put((future, lambda: call(*args, **options)))
         return future
@@ -109,7 +109,7 @@ class Outbox:
         return released
 
     def after_fork(self) -> None:
-        """Close this process's handle of the lock, which the parent process still holds."""
+        """Close this process's handle to the lock, which the parent process still holds."""
         if self._lock is not None:
             self._lock.close()
 
@@ -119,7 +119,7 @@ class Outbox:
             _log.warning(
                 "%s holds unsent steps of another API key: only that key can send them", path
             )
-        for lock in self.path.parent.glob("*.lock"):  # remove those of long-dead processes
+        for lock in self.path.parent.glob("*.lock"):  # remove the locks of long-dead processes
             with contextlib.suppress(OSError):
                 if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS and not _is_held(lock):
                     lock.unlink()
@@ -176,7 +176,7 @@ class Outbox:
         return None
 
     def mark_sent(self, key: str, number: int) -> None:
-        """Delete a pass that has been sent; keep the state after it if it is the newest."""
+        """Delete a sent pass, but keep the state after it if it is the newest pass."""
         if not self.path.exists():
             return
         with self._opened() as database:
@@ -242,7 +242,7 @@ class Outbox:
         return None, 0.0
 
     def _of_other_keys(self) -> list[Path]:
-        """Return this run's outboxes under other keys that hold unsent passes of dead processes."""
+        """Return this run's outboxes of other keys that hold unsent passes of dead processes."""
         folder = self.path.parent
         name = folder.name.rpartition("-")[0]
         others = sorted(folder.parent.glob(f"{name}-*/{DATABASE}"))

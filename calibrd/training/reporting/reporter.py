@@ -23,7 +23,7 @@ _log = logging.getLogger("calibrd")
 
 # the service stores times less precisely, and a continued session begins slightly later
 SAME_SECONDS = 0.1
-# how training goes on from a step that the service has
+# how training proceeds from a step known to the service
 GOES_ON = "continues after"
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ Service = Client | AsyncClient | Connection | str | None
 
 
 class Reporter:
-    """Submits passes to the outbox, which writes them to disk, and to the sender.
+    """Submission of a run's passes to the outbox, which stores them on disk, and to the sender.
 
     No call waits longer than ``budget`` seconds, even if the disk or the network hangs.
     """
@@ -64,8 +64,8 @@ class Reporter:
     def begin(self, first: Start, *, fresh: bool) -> Start:
         """Open a session; return its start: the run's position, or ``first`` if there is none.
 
-        The position is that on the service or on this machine, whichever is newer. If the service
-        refuses the session, its error is raised.
+        The position is the one on the service or the one on this machine, whichever is newer. If
+        the service rejects the session, raise its error.
         """
         until = time.monotonic() + self._budget
         try:
@@ -84,8 +84,8 @@ class Reporter:
         self._at = start or first
         if opened is None:
             self._warn(
-                "no response from the service within %g s (%s): training %s step %d; steps will be "
-                "sent later",
+                "no response from the service within %g s (%s): training %s step %d, and its steps "
+                "will be sent later",
                 self._budget,
                 self._sender.last_error or "no response",
                 how,
@@ -95,7 +95,7 @@ class Reporter:
             self._at = Start(opened.step, opened.state)
         elif how == GOES_ON:
             self._warn(
-                "this run is already at step %d and is continued; pass fresh=True to start over",
+                "this run continues from step %d; pass fresh=True to start over",
                 self._at.step,
             )
         elif how != "begins at":
@@ -112,7 +112,7 @@ class Reporter:
         statistics: BinStatistics,
         before: Start,
     ) -> AdaFocalState:
-        """Submit a rank's pass; return the service's state, or the rank's own after the budget."""
+        """Submit a rank's pass; return the service's state, or this rank's own after a timeout."""
         until = time.monotonic() + self._budget
         session = self._hand_over(statistics, before, None, until, is_wanted=True)
         while self._decision is None or self._decision[1].step < self._decision[0] + self._number:
@@ -142,7 +142,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps were sent; the next process of this run sends the steps in %s",
+                "not all steps were sent; the next process of this run will send those in %s",
                 self._outbox.path,
             )
 
@@ -157,7 +157,7 @@ class Reporter:
         try:
             recovered = reading.result(_seconds_to(until))
         except Exception as error:  # noqa: BLE001 - no error may prevent training
-            reason = error if reading.done() else "it takes too long"
+            reason = error if reading.done() else f"not read within {self._budget:g} s"
             self._warn("cannot read %s: %s", self._outbox.path, reason)
             reading.add_done_callback(self._send_late)
             return Recovered()
@@ -165,7 +165,7 @@ class Reporter:
         return recovered
 
     def _send_late(self, reading: Future[Recovered]) -> None:
-        """Send the steps that other processes left behind, once they have been read."""
+        """Send the steps left behind by other processes, once they have been read."""
         if reading.exception() is None:
             self._send_left(reading.result())
 
@@ -174,7 +174,7 @@ class Reporter:
             self._sender.begin(Session(plan, key))
 
     def _position(self, first: Start, recovered: Recovered, until: float) -> tuple[Start, str]:
-        """Return the run's position, here or on the service, with a description for the log."""
+        """Return the run's position, here or on the service, and its description for the log."""
         query = self._sender.query(self._plan.run, with_begun=recovered.has_unsent)
         known = _result(query, until) or RunPosition()
         is_needed = recovered.has_unsent or query.cancelled()
@@ -186,7 +186,7 @@ class Reporter:
         return (there, GOES_ON) if there is not None and there.step else (first, "begins at")
 
     def _fitting(self, start: Start | None) -> Start | None:
-        """Return the position if this plan can continue from it; otherwise the service refuses."""
+        """Return the position if this plan can continue from it, else None."""
         if start is None or self._plan.settings is None:
             return start and Start(start.step)
         is_same = start.state is not None and start.state.settings == self._plan.settings
@@ -222,7 +222,7 @@ class Reporter:
         self._number += 1
         known = before.state if after is not None else None
         one = Pass(self._number, statistics.to_bytes(), after, known)
-        # queued for writing before sending, so that it is not deleted before it is written
+        # queue the write before the pass is sent, because a sent pass is deleted
         written = self._outbox.submit(self._outbox.add, session.key, one)
         self._sender.add(session, one, until if is_wanted else 0.0)
         try:

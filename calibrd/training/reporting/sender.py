@@ -36,14 +36,14 @@ LOST = ("no_such_run", "no_such_session")
 
 
 class RunPosition(NamedTuple):
-    """A run's position on the service (None for a new run); ``begun`` is its session's start."""
+    """A run's position on the service (None for a new run), and the start time of its session."""
 
     start: Start | None = None
     begun: float = 0.0
 
 
 class Session:
-    """A session of the run; threads other than the sender's use only its key, future and queue.
+    """A session of the run; threads other than the sender's only use its key, future and queue.
 
     A session created with a key was taken over from another process; its passes are only in the
     outbox.
@@ -51,7 +51,7 @@ class Session:
 
     def __init__(self, plan: SessionPlan, key: str = "") -> None:
         self.key = key or secrets.token_hex(8)
-        self.opening: Future[RunSession] = Future()  # cancelled if no caller is waiting for it
+        self.opening: Future[RunSession] = Future()  # cancelled if no caller is waiting
         self.decisions: queue.SimpleQueue[tuple[int, AdaFocalState]] = queue.SimpleQueue()
         self.plan = plan
         self.is_left = self.is_past = self.has_more = bool(key)
@@ -67,18 +67,18 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send or to wait for, and nothing was refused."""
+        """True if there is something to send or to wait for, and nothing was rejected."""
         is_idle = self.opened is not None and self.is_sent and not self.is_wanted
         return not self.is_resting and not is_idle
 
     @property
     def is_sent(self) -> bool:
-        """Whether all passes have been sent."""
+        """True if all passes have been sent."""
         return not self.waiting and not self.has_more
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a caller is waiting for the service's decision on a pass."""
+        """True if a caller is waiting for the service's decision on a pass."""
         is_known = self.decided and self.decided.step >= (self.base or 0) + self.wanted
         return not is_known and time.monotonic() < self.wanted_until
 
@@ -103,10 +103,10 @@ class Session:
 
 
 class Sender:
-    """Sends sessions in the order in which they began, with retries.
+    """Sender of sessions, with retries, in the order in which they began.
 
-    Other threads communicate with it by messages, futures and queues; all other attributes are used
-    by its own thread only.
+    Other threads communicate with it through messages, futures and queues; all other attributes are
+    used only by its own thread.
     """
 
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
@@ -118,7 +118,7 @@ class Sender:
         self._queries: deque[tuple[Future[RunPosition], str, bool]] = deque()
         self._was_reached = False
         self._last_error = deque([""], maxlen=1)
-        self.ended: Future[bool] = Future()  # whether everything was sent
+        self.ended: Future[bool] = Future()  # True if everything was sent
         threading.Thread(target=self._run, name="calibrd-sender", daemon=True).start()
 
     def begin(self, session: Session) -> None:
@@ -135,7 +135,7 @@ class Sender:
         self._inbox.put(lambda: session.add(one, wanted_until))
 
     def query(self, run: str, *, with_begun: bool) -> Future[RunPosition]:
-        """Return a future of a run's position; retries go on until it is cancelled."""
+        """Return a future for a run's position; the query is retried until it is cancelled."""
         answer: Future[RunPosition] = Future()
         self._inbox.put(lambda: self._queries.append((answer, run, with_begun)))
         return answer
@@ -146,7 +146,7 @@ class Sender:
 
     @property
     def last_error(self) -> str:
-        """The reason why the service cannot be reached; empty if it can."""
+        """The reason why the service is unreachable; empty if it is reachable."""
         return self._last_error[0]
 
     def _run(self) -> None:
@@ -180,7 +180,7 @@ class Sender:
         return any(one.has_work and not one.is_stuck for one in self._sessions)
 
     def _longest_pause(self) -> float:
-        """Return the longest pause between attempts; it is shorter while a caller is waiting."""
+        """Return the longest pause between attempts, which is shorter while a caller is waiting."""
         if self._queries:
             return QUERY_SECONDS
         is_wanted = any(one.is_wanted for one in self._sessions)
@@ -201,7 +201,7 @@ class Sender:
         return Client.from_connection(self._connection)
 
     def _work(self, *, tries_stuck: bool) -> None:
-        """Send everything that can be sent now; raise an error that concerns all sessions."""
+        """Send everything that can be sent now; raise errors that concern all sessions."""
         while self._queries:
             self._answer(*self._queries[0])
             self._queries.popleft()
@@ -267,7 +267,7 @@ class Sender:
         is_old = session.is_left or time.time() - plan.begun > OLD_SECONDS
         opened = self._client.open_run(**plan.opening(is_old=is_old))
         if not session.continues_from(opened.step, opened.state):
-            # another process has continued a session with this id: use another id
+            # another process has continued the session with this id: use another id
             plan = replace(plan, session=f"{plan.session}.{secrets.token_hex(3)}")
             opened = self._client.open_run(**plan.opening(is_old=is_old))
         self._mark_reached()
@@ -326,7 +326,7 @@ class Sender:
             answer.set_exception(refusal) if refusal else answer.set_result(found)
 
     def _handle(self, session: Session, error: CalibrdError) -> None:
-        """Handle an error of one session; raise it if it concerns all sessions."""
+        """Handle an error from one session; raise it if it concerns all sessions."""
         is_lost = isinstance(error, Refused) and error.code in LOST
         can_begin_again = session.opened and session.waiting and session.plan.decides == "trainer"
         if is_lost and can_begin_again:
@@ -335,7 +335,7 @@ class Sender:
             self._refused(session, error)
         elif session.is_left and isinstance(error, ServerError):  # it may concern only this session
             session.is_stuck = True
-            self._warn_once(session, f"unsent steps of {session.plan.session} are waiting", error)
+            self._warn_once(session, f"cannot send the steps of {session.plan.session} yet", error)
         else:
             raise error
 
@@ -344,7 +344,7 @@ class Sender:
         if session.is_awaited():
             session.opening.set_exception(error)
         else:
-            self._warn_once(session, f"refused; the steps are kept in {self._outbox.path}", error)
+            self._warn_once(session, f"rejected; the steps are kept in {self._outbox.path}", error)
 
     def _warn_once(self, session: Session, what: str, error: Exception) -> None:
         if not session.has_warned:
@@ -366,10 +366,10 @@ class Sender:
 
 
 def is_refusal(error: CalibrdError) -> bool:
-    """Return whether the service refused the request, so that a retry would fail as well."""
+    """Return whether the service rejected the request, so that a retry would fail too."""
     return isinstance(error, Refused) and not isinstance(error, ServerError | TooSlow)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, which excludes the hint."""
+    """Return the first line of an error's message, without the hint."""
     return str(error).partition("\n")[0]

@@ -13,7 +13,7 @@ from calibrators.adafocal import AdaFocalState, Settings
 
 Kind = Literal["adafocal", "monitor"]
 
-# errors raised by reading a damaged document
+# errors raised when reading a damaged document
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 # the service allows 100; the rest leaves room for a suffix
 SESSION = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -32,7 +32,7 @@ class SessionPlan:
     """The arguments for opening a session of a run.
 
     ``start`` is None if the service determines it. ``base`` is the step before the first pass, if
-    that differs from ``start``.
+    different from ``start``.
     """
 
     run: str
