@@ -39,7 +39,7 @@ BEGIN = AdaFocalState.begin(SETTINGS)
 @pytest.mark.parametrize(
     ("decides", "change", "status", "code", "words"),
     [
-        ("trainer", {"step": 3}, 422, "bad_step", "starts after step 3: step must be greater"),
+        ("trainer", {"step": 3}, 422, "bad_step", "step must be greater than the base step 3"),
         (
             "service",
             {"step": 10_004},
