@@ -242,8 +242,8 @@ class PartUploads:
     def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
         """Record the expected parts, and delete the bytes of the parts they replace.
 
-        Raises TooLarge, and changes nothing, if the upload would become too large without the
-        replaced parts.
+        Raises TooLarge, and changes nothing, if the upload would become too large; replaced parts
+        do not count.
         """
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)

@@ -18,7 +18,7 @@ UPLOAD_SECONDS = 7 * DAY  # time limit for committing an upload in parts
 
 
 class Datasets(Repository):
-    """Datasets of a workspace."""
+    """SQL for datasets and their parts."""
 
     def add(
         self,
@@ -85,7 +85,7 @@ class Datasets(Repository):
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Keep a dataset that was sent again for the longer of its two retention periods."""
+        """Extend the retention of a dataset that was sent again, if the new period is longer."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds

@@ -74,7 +74,7 @@ async def create_dataset(
     """Check the body and store it under its SHA-256.
 
     Send the arrays `logits` (or `probabilities`) and `labels` in any format except npy. Optional
-    arrays: `segments`, the segment of each row (in safetensors an integer); `features`, the input
+    arrays: `segments`, the segment of each row (an integer in safetensors); `features`, the input
     to the model's last layer; `head_weight` and `head_bias`, that layer's weight and bias.
     Identical content is stored only once: sending it again returns 200 and the existing dataset.
     """

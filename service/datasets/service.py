@@ -56,7 +56,7 @@ class Added(NamedTuple):
 
 
 class Datasets:
-    """Operations on datasets that need both the database and the blob store."""
+    """Dataset operations that need both the database and the blob store."""
 
     def __init__(
         self, database: Database, blobs: Blobs, limits: formats.Limits, quota: Quota

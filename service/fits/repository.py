@@ -205,7 +205,7 @@ class Fits(Repository):
         return self.finish(id, attempt, FitStatus.FAILED, error=error, lost_at=now())
 
     def losses(self, workspace: str, seconds: float) -> Losses:
-        """Return the worker losses of the fits of a workspace in the last ``seconds``."""
+        """Return a workspace's worker losses in the last ``seconds``."""
         lately = (fits.c.workspace == workspace) & (fits.c.lost_at > now() - seconds)
         ago = func.coalesce(now() - func.max(fits.c.lost_at), seconds)
         chosen = select(func.coalesce(func.sum(fits.c.attempt), 0), ago).where(lately)

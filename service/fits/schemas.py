@@ -179,8 +179,8 @@ class FitOut(Body):
 class MethodOut(Body):
     """A method, the JSON schema of its parameters, and whether it keeps the predicted class.
 
-    `needs_segments`, `needs_features` and `needs_head` tell whether it can only be fitted on a
-    dataset that contains segments, features or the classification head.
+    `needs_segments`, `needs_features` and `needs_head` are true if a dataset must contain segments,
+    features or the classification head, respectively.
     """
 
     name: str = Field(examples=["temperature"])

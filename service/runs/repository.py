@@ -301,7 +301,7 @@ class RunSteps(Repository):
 
 
 def _due(keys: Collection[SessionKey] | None) -> Subquery:
-    """Return the due sessions (only ``keys``, if given) and when statistics first arrived."""
+    """Select the due sessions (of ``keys``, if given) and when their statistics first arrived."""
     its = (run_sessions.c.run, run_sessions.c.number)
     wanted = _with_statistics() if keys is None else _rows_of(keys)
     decided = select(func.max(run_steps.c.step)).where(

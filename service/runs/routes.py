@@ -1,4 +1,4 @@
-"""Routes for training runs: open, post statistics, wait for the state, history."""
+"""Routes for training runs: open, post statistics, wait for the state, list the history."""
 
 from __future__ import annotations
 
@@ -69,11 +69,10 @@ AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
     response_description="A new run and its first session",
 )
 def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
-    """Open a session to post to, and return the state to continue with.
+    """Open a session for posting statistics, and return the state to continue from.
 
     An existing run continues after its last decided step. With `state` or `from_step`, it continues
-    from there, and the steps after it are repeated. Sending the same `session` again returns that
-    session.
+    from there and repeats the later steps. Sending the same `session` again returns that session.
     """
     opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}

@@ -45,7 +45,7 @@ SessionId = Annotated[
 StepNumber = Annotated[int, Field(ge=0, lt=MAX_STEPS)]
 Begun = Annotated[
     float,
-    Field(ge=0, allow_inf_nan=False, description="start time in seconds since 1970; default: now"),
+    Field(ge=0, allow_inf_nan=False, description="start time as a Unix timestamp; default: now"),
 ]
 Numbers = Annotated[list[float], Field(max_length=1001)]
 

@@ -350,7 +350,7 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise Invalid if a required state was not sent, or if a state was sent but not required."""
+    """Raise Invalid if the state is missing, unexpected or invalid for this step."""
     if sent.state is None:
         if needed:
             raise Invalid(

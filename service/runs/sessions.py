@@ -107,7 +107,7 @@ def annotate(
 
 
 def _find_or_add(store: Store, principal: Principal, opening: Opening) -> tuple[Run, bool]:
-    """Return the run, locked and added if missing, and True if it is new."""
+    """Find or add the run and lock it; return it, and True if it is new."""
     found = store.runs.named(principal.workspace, opening.name)
     if found is None:
         settings = None

@@ -63,7 +63,7 @@ class Arrays(NamedTuple):
     """The arrays in a body: values (n, k) or (n,), labels (n,), segments (n,) and their kind.
 
     Labels, segments, features (n, d) and the head's weight and bias are optional. ``declared`` is
-    None if the body does not state the kind (npy, arrays called ``values``, a bare JSON list, some
+    None if the body does not state the kind (npy, arrays named ``values``, a bare JSON list, some
     CSV). The arrays may share memory with the body; they keep its byte order and memory layout.
     """
 
@@ -78,7 +78,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """Reader and writer of a format. Malformed input only raises errors that have a code.
+    """Reader and writer of a format. All errors for malformed input have a code.
 
     The first of ``media_types`` is the canonical one. ``holds`` describes the contents.
     ``decode`` reads a body of at most ``limit`` bytes, both as sent and unpacked. ``columns``

@@ -150,7 +150,7 @@ def _check_names(names: Sequence[str]) -> None:
         )
     twice, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise Malformed("duplicate_names", f"two columns are named {twice[:SHOWN]!r}")
+        raise Malformed("duplicate_names", f"two columns are named {twice[:SHOWN]!r}: remove one")
 
 
 def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind | None]:

@@ -124,8 +124,8 @@ def load(
 ) -> CalibrationSet:
     """Load a dataset from a file that ``inspect`` has accepted.
 
-    Features are only read if ``with_features`` is true. Uncompressed arrays are memory-mapped, so
-    they are only read when needed.
+    Features are read only if ``with_features`` is true. Uncompressed arrays are memory-mapped, so
+    they are read only when needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62

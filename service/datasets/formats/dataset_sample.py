@@ -46,8 +46,8 @@ def sample(
     """Sample rows uniformly, with a fixed seed, from a dataset that ``inspect`` has accepted.
 
     Logits are read in blocks, and only the sampled rows are kept. Probabilities are loaded whole,
-    because replacing zeros depends on all rows. Features are only read if
-    ``with_features`` is true.
+    because replacing zeros depends on all rows. Features are read only if ``with_features`` is
+    true.
     """
     if kind == "probabilities":
         whole = load(path, format, kind, with_features=with_features)

@@ -212,7 +212,7 @@ def read_at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def check_length(expected: int, got: int) -> None:
-    """Raise Malformed unless the size is the one that the header describes."""
+    """Raise Malformed unless the size matches the header."""
     if got < expected:
         raise Malformed(
             "truncated_body", f"the header describes {expected} bytes, but only {got} were sent"

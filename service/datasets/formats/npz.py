@@ -1,8 +1,8 @@
 """The npz format: a zip of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end-of-central-directory record. All this, and the stated sizes, are therefore
-checked before anything is unpacked. Unpacked data is checked by ``zipfile`` (CRC) and
+tolerates a wrong end-of-central-directory record. All of this, including the stated sizes, is
+therefore checked before anything is unpacked. Unpacked data is checked by ``zipfile`` (CRC) and
 ``MemberReader`` (length).
 """
 

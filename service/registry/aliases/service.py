@@ -23,7 +23,7 @@ LONGEST_REASON = 1000
 
 
 class AccuracyChange(NamedTuple):
-    """The change in accuracy from the version ``against``, on rows that both were judged on."""
+    """Change in accuracy from version ``against``, on rows that both versions were judged on."""
 
     against: int
     change: Interval

@@ -87,7 +87,7 @@ TASKS = {"draw": draw, "compare": compare, "compare_judged": compare_judged}
 def limited_memory(growth: int) -> Iterator[None]:
     """Make allocations beyond ``growth`` bytes of new address space fail with MemoryError.
 
-    Without /proc there is no limit.
+    Without /proc, there is no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
