@@ -184,7 +184,7 @@ def _submit(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """Return the fit, and True if an earlier request with the same key submitted it."""
+    """Submit the fit; return it, and True if an earlier request with the same key did so."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)
@@ -228,7 +228,7 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit if the Prefer header says so; return it and the granted seconds.
+    """Wait for the fit if the Prefer header requests it; return it and the granted seconds.
 
     A caller with too many waiting requests gets the response at once, because waiting is optional.
     """
@@ -289,9 +289,11 @@ def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
     document, arrays = _split(body)
     checked = _checked(document, "body")
     if arrays is None and checked.dataset is None:
-        raise Invalid("no_dataset", "send a dataset id, or logits and labels")
+        raise Invalid(
+            "no_dataset", "the request has no data: send a dataset id, or logits and labels"
+        )
     if arrays is not None and checked.dataset is not None:
-        raise Invalid("two_datasets", "send either a dataset id, or logits and labels")
+        raise Invalid("two_datasets", "send a dataset id or logits and labels, but not both")
     return _request(checked, name), arrays
 
 
@@ -367,6 +369,6 @@ def _request(body: FitIn, name: str) -> FitRequest:
 def _methods(body: FitIn) -> list[MethodSpec]:
     if body.methods is not None:
         if body.method is not None or body.params is not None:
-            raise Invalid("two_methods", "send either method and params, or methods")
+            raise Invalid("two_methods", "send method and params or methods, but not both")
         return [MethodSpec(one.method, one.params) for one in body.methods]
     return [MethodSpec(body.method or DEFAULT_METHOD, body.params or {})]
