@@ -41,7 +41,7 @@ class Merges:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
     def start(self, due: Collection[DueSession]) -> int:
-        """Start deciding the steps of these sessions, untried ones first; return their number."""
+        """Start deciding the steps of these sessions, untried first; return how many started."""
         now, begun = time.monotonic(), 0
         keys = {one.key for one in due}
         self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}

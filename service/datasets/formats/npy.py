@@ -218,7 +218,7 @@ def check_length(expected: int, got: int) -> None:
             "truncated_body", f"the header describes {expected} bytes, but only {got} were sent"
         )
     if got > expected:
-        raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")
+        raise Malformed("trailing_bytes", f"the data is followed by {got - expected} extra bytes")
 
 
 class Column(Protocol):
