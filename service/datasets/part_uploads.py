@@ -35,7 +35,7 @@ COMMITTED = "\x1fcommit "  # no client's Idempotency-Key can begin with this
 
 
 class SignedPart(NamedTuple):
-    """The URL for a part, and its expiry."""
+    """Upload URL of a part, and when it expires."""
 
     number: int
     url: str
@@ -44,7 +44,7 @@ class SignedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Limits on an upload, a part, and all open uploads of a workspace."""
+    """Limits on an upload, on a part, and on all open uploads of a workspace."""
 
     bytes: int
     part_bytes: int
@@ -55,8 +55,8 @@ class UploadLimits:
 class PartUploads:
     """Operations on uploads in parts.
 
-    The row of a part only describes the expected bytes. Whether they have arrived is looked up in
-    the store, because parts may be sent directly to it.
+    A part's row only describes the expected bytes. The blob store shows which parts have arrived,
+    because clients may send them directly to it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PartUploads:
             self._datasets.quota.check(store, dataset.workspace, more)
         try:
             self._blobs.put(_key(dataset, part), arrived.path)
-        except BlobMissing as error:  # its folder was deleted meanwhile
+        except BlobMissing as error:  # its folder was deleted in the meantime
             raise Conflict(
                 "upload_changed", f"another request changed part {number}: send it again"
             ) from error
@@ -126,7 +126,7 @@ class PartUploads:
         parts: Sequence[tuple[int, int, str]],
         seconds: float = SIGNED_SECONDS,
     ) -> list[SignedPart]:
-        """Return URLs for parts, each announced by its number, size and SHA-256."""
+        """Return signed URLs for parts, each announced by its number, size and SHA-256."""
         announced = [Part(id, *part) for part in parts]
         more = sum(part.bytes for part in announced)
         with self._database.read() as store:
@@ -135,7 +135,7 @@ class PartUploads:
         if not self._blobs.can_sign:
             raise Conflict(
                 "no_presigned_uploads",
-                "this service stores blobs in a folder, which has no signed URLs: "
+                "this service stores blobs in a folder, which does not support signed URLs: "
                 f"send each part with PUT /v1/datasets/{dataset.id}/parts/{{number}}",
             )
         for part in announced:
@@ -143,7 +143,7 @@ class PartUploads:
         check_size(more, self._limits.bytes)
         number, times = Counter(part.number for part in announced).most_common(1)[0]
         if times > 1:
-            raise Invalid("bad_part", f"part {number} is requested {times} times")
+            raise Invalid("bad_part", f"part {number} is listed {times} times: list each part once")
         self._record(principal, dataset, announced)
         expires_at = time.time() + seconds
         return [
@@ -179,7 +179,8 @@ class PartUploads:
                     whole.write(piece)
                 if sha256 is not None and sha256 != whole.sha256:
                     raise Invalid(
-                        "hash_differs", f"the joined parts have sha256 {whole.sha256}, not {sha256}"
+                        "hash_differs",
+                        f"the joined parts have the SHA-256 {whole.sha256}, not {sha256}",
                     )
                 facts = self._datasets.facts(whole, content_type, dataset.kind)
                 key = dataset_key(principal.workspace, id, whole.sha256)
@@ -231,7 +232,7 @@ class PartUploads:
     def _committed_elsewhere(
         self, principal: Principal, id: str, error: BlobMissing | Conflict
     ) -> Added:
-        """Return the result of a concurrent commit of the same parts; else raise ``error``."""
+        """Return the result of a concurrent commit of the same parts, or raise ``error``."""
         with self._database.read() as store:
             dataset = _uploaded(store, principal, id)
         if dataset.is_ready:
@@ -240,7 +241,7 @@ class PartUploads:
             raise error
         raise Conflict(
             "upload_changed",
-            "a part was sent again while the parts were being joined: commit again",
+            "a part was sent again during the commit: commit again",
         ) from error
 
     def _check(self, part: Part) -> None:
@@ -253,7 +254,7 @@ class PartUploads:
     ) -> None:
         """Raise TooLarge unless an upload may grow by ``more`` bytes.
 
-        With ``is_recorded``, the database already counts these bytes.
+        If ``is_recorded`` is true, the database already counts these bytes.
         """
         if more <= 0:
             return
@@ -264,17 +265,17 @@ class PartUploads:
             raise TooLarge(
                 "uploads_too_large",
                 f"the uncommitted uploads of a workspace may have at most "
-                f"{self._limits.open_bytes} bytes in total, and this request would bring "
+                f"{self._limits.open_bytes} bytes in total, but this request would bring "
                 f"them to {total}: commit or delete some; uncommitted uploads are deleted after a "
                 "week",
                 limit=self._limits.open_bytes,
             )
 
     def _record(self, principal: Principal, dataset: Dataset, parts: Sequence[Part]) -> None:
-        """Record the expected parts, and delete the bytes of the parts that they replace.
+        """Record the expected parts, and delete the bytes of the parts they replace.
 
-        Raises TooLarge, and changes nothing, if the upload would have more bytes than allowed.
-        Replaced parts are not counted.
+        Raises TooLarge, and changes nothing, if the upload would become too large; replaced parts
+        do not count.
         """
         with self._database.write() as store:
             store.keys.lock_workspace(principal.workspace)
@@ -294,7 +295,7 @@ class PartUploads:
                 self._blobs.delete(_key(dataset, old))
 
     def _sizes(self, dataset: Dataset) -> dict[str, int]:
-        """Return the sizes of the parts in the store, by their keys."""
+        """Return the sizes of the parts in the blob store, by key."""
         prefix = parts_prefix(dataset.workspace, dataset.id)
         return {blob.key: blob.bytes for blob in self._blobs.list(prefix)}
 
@@ -308,7 +309,7 @@ class PartUploads:
                     check_size(total, self._limits.bytes)
                     yield piece
             except BlobCorrupt as error:
-                raise _differs(part, f"its bytes do not have the sha256 {part.sha256}") from error
+                raise _differs(part, f"its SHA-256 is not {part.sha256}") from error
 
     def _complete(
         self, principal: Principal, dataset: Dataset, facts: dict[str, Any], joined: list[Part]
@@ -318,9 +319,7 @@ class PartUploads:
             is_same = store.datasets.parts_of(dataset.id) == joined
             completed = store.datasets.complete(dataset.id, **facts) if is_same else None
         if not is_same:
-            raise Conflict(
-                "upload_changed", "parts were sent while the parts were being joined: commit again"
-            )
+            raise Conflict("upload_changed", "parts were sent during the commit: commit again")
         if completed is not None:
             return Added(completed, is_new=True)
         days = None
@@ -345,7 +344,7 @@ class PartUploads:
 
 
 def _uploaded(store: Store, principal: Principal, id: str) -> Dataset:
-    """Return an upload, or the dataset with identical bytes if its commit found one."""
+    """Return an upload, or the identical existing dataset that its commit found."""
     merged = store.idempotency.find(principal.workspace, COMMITTED + id)
     return find(store, principal, id if merged is None else merged[1]["id"])
 
@@ -363,7 +362,7 @@ def _key(dataset: Dataset, part: Part) -> str:
 
 def _check_complete(arrived: list[Part], announced: list[Part], expected: int | None) -> None:
     if not arrived:
-        raise Conflict("parts_missing", "no part has arrived yet")
+        raise Conflict("parts_missing", "no parts have arrived yet")
     last = max(announced[-1].number, expected or 0)
     numbers = {part.number for part in arrived}
     missing = [number for number in range(1, last + 1) if number not in numbers]
@@ -387,6 +386,6 @@ def _check_size_of(part: Part, bytes: int) -> None:
 def _differs(part: Part, how: str) -> Conflict:
     return Conflict(
         "part_differs",
-        f"part {part.number} does not match its announcement: {how}; send that part again",
+        f"part {part.number} does not match its announcement: {how}; send it again",
         number=part.number,
     )

@@ -1,4 +1,4 @@
-"""SQL for datasets and parts of uploads."""
+"""SQL for datasets and upload parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from service.storage.repository import After, Repository, now
 from service.storage.tables import datasets, fits, parts
 
 FORGOTTEN_AT_ONCE = 1000  # datasets deleted per query
-UPLOAD_SECONDS = 7 * DAY  # from the opening of an upload in parts to its commit
+UPLOAD_SECONDS = 7 * DAY  # time limit for committing an upload in parts
 
 
 class Datasets(Repository):
-    """Datasets of a workspace."""
+    """SQL for datasets and their parts."""
 
     def add(
         self,
@@ -31,8 +31,8 @@ class Datasets(Repository):
     ) -> Dataset | None:
         """Add a dataset; return None if identical content is already stored.
 
-        ``facts`` are kind, sha256, format, bytes, rows, classes, segments, features, feature_bytes
-        and has_head, as far as known.
+        ``facts`` may include kind, sha256, format, bytes, rows, classes, segments, features,
+        feature_bytes and has_head.
         """
         values = {
             "id": id,
@@ -45,7 +45,7 @@ class Datasets(Repository):
         return self._one_if_unique(Dataset, insert(datasets).values(values).returning(*datasets.c))
 
     def get(self, workspace: str, id: str, *, lock: bool = False) -> Dataset | None:
-        """Return a dataset by its id; ``lock`` locks its row until the transaction ends."""
+        """Return a dataset by its id; with ``lock``, lock its row until the transaction ends."""
         mine = (datasets.c.workspace == workspace) & (datasets.c.id == id)
         chosen = select(datasets).where(mine)
         return self._one(Dataset, chosen.with_for_update() if lock else chosen)
@@ -66,7 +66,7 @@ class Datasets(Repository):
         return self._all(Dataset, chosen.order_by(*order).limit(limit))
 
     def like(self, workspace: str, kind: Kind, classes: int, limit: int) -> list[Dataset]:
-        """Return the newest complete, unexpired datasets with this kind and number of classes."""
+        """Return the newest complete, unexpired datasets of this kind and number of classes."""
         is_current = datasets.c.expires_at.is_(None) | (datasets.c.expires_at > now())
         alike = (datasets.c.kind == kind) & (datasets.c.classes == classes)
         mine = (datasets.c.workspace == workspace) & datasets.c.sha256.is_not(None)
@@ -76,7 +76,7 @@ class Datasets(Repository):
     def complete(self, id: str, **facts: str | int | None) -> Dataset | None:
         """Complete an upload whose parts have all arrived.
 
-        Return None if another caller did so first, or if identical content is already stored.
+        Returns None if another caller did so first, or if identical content is already stored.
         """
         open_one = (datasets.c.id == id) & datasets.c.sha256.is_(None)
         changed = update(datasets).where(open_one).values(**facts).returning(*datasets.c)
@@ -85,7 +85,7 @@ class Datasets(Repository):
     def keep_longer(
         self, id: str, *, delete_after_fit: bool, keep_seconds: float | None
     ) -> Dataset | None:
-        """Keep a dataset that was sent again for the longer of the two retention periods."""
+        """Extend the retention of a dataset that was sent again, if the new period is longer."""
         values: dict[str, Any] = {"expires_at": None}
         if keep_seconds is not None:
             known, end = datasets.c.expires_at, now() + keep_seconds
@@ -98,7 +98,7 @@ class Datasets(Repository):
         )
 
     def hashes(self, ids: Collection[str]) -> dict[str, str | None]:
-        """Return the SHA-256 of each existing dataset in ``ids``; None during an upload."""
+        """Return the SHA-256 of each existing dataset in ``ids``; None if still uploading."""
         chosen = select(datasets.c.id, datasets.c.sha256).where(datasets.c.id.in_(ids))
         return {row.id: row.sha256 for row in self.session.execute(chosen)}
 
@@ -108,40 +108,40 @@ class Datasets(Repository):
         self._execute(delete(datasets).where(datasets.c.id == id))
 
     def is_in_use(self, id: str) -> bool:
-        """Return whether an unfinished fit needs a dataset."""
+        """Return True if an unfinished fit needs a dataset."""
         return bool(self.session.scalar(select(needed_by_fits(id, OPEN))))
 
     def expired(self, limit: int = FORGOTTEN_AT_ONCE) -> list[Dataset]:
         """Return expired datasets that no unfinished fit needs, and abandoned uploads.
 
-        They alternate between workspaces, with the oldest of each first.
+        Workspaces alternate, each with its oldest dataset first.
         """
         is_abandoned = datasets.c.sha256.is_(None) & (
             datasets.c.created_at < now() - UPLOAD_SECONDS
         )
-        # two searches, each by its own index
+        # two queries, each with its own index
         expired = select(datasets.c.id).where(datasets.c.expires_at < now())
         ids = expired.union(select(datasets.c.id).where(is_abandoned))
         chosen = datasets.c.id.in_(ids) & ~needed_by_fits(datasets.c.id, OPEN)
         return self._all(Dataset, in_turns(chosen, limit))
 
     def open_uploads(self, workspace: str) -> int:
-        """Return the number of uploads that are not committed."""
+        """Return the number of uncommitted uploads."""
         return self.session.scalar(select(func.count()).where(_is_open(workspace))) or 0
 
     def open_parts(self, workspace: str) -> int:
-        """Return the number of parts of uploads that are not committed."""
+        """Return the number of parts in uncommitted uploads."""
         of_open = parts.join(datasets, parts.c.dataset == datasets.c.id)
         chosen = select(func.count()).select_from(of_open).where(_is_open(workspace))
         return self.session.scalar(chosen) or 0
 
     def open_bytes(self, workspace: str) -> int:
-        """Return the total size in bytes of the parts of uploads that are not committed."""
+        """Return the total size in bytes of the parts in uncommitted uploads."""
         total = select(func.sum(datasets.c.part_bytes)).where(_is_open(workspace))
         return int(self.session.scalar(total) or 0)
 
     def bytes_of_parts(self, id: str) -> int:
-        """Return the total size in bytes of the parts of an upload."""
+        """Return the total size in bytes of the parts in an upload."""
         total = select(datasets.c.part_bytes).where(datasets.c.id == id)
         return int(self.session.scalar(total) or 0)
 
@@ -168,7 +168,7 @@ class Datasets(Repository):
 def needed_by_fits(
     dataset: Any, statuses: Collection[FitStatus] | None = None
 ) -> ColumnElement[bool]:
-    """Return an SQL condition: some fit (in one of ``statuses``, if given) uses the dataset.
+    """Return the SQL condition that a fit (in one of ``statuses``, if given) uses the dataset.
 
     Each of the two columns has its own index, and therefore its own subquery.
     """

@@ -38,14 +38,18 @@ router = APIRouter(
 
 Kind = Annotated[
     KindName | None,
-    Query(description="kind of the values; by default, the name of their array defines it"),
+    Query(description="kind of the values; by default, it is taken from the array name"),
 ]
 DeleteAfterFit = Annotated[
-    bool, Query(description="delete the dataset when all fits on it have ended")
+    bool, Query(description="delete the dataset once all fits on it have ended")
 ]
 Days = Annotated[
     float | None,
-    Query(ge=1e-9, le=36500, description="days to keep the dataset; by default, `dataset_days`"),
+    Query(
+        ge=1e-9,
+        le=36500,
+        description="number of days to keep the dataset; `dataset_days` by default",
+    ),
 ]
 
 
@@ -70,9 +74,9 @@ async def create_dataset(
     """Check the body and store it under its SHA-256.
 
     Send the arrays `logits` (or `probabilities`) and `labels` in any format except npy. Optional
-    arrays: `segments`, the segment of each row (in safetensors an integer); `features`, the input
+    arrays: `segments`, the segment of each row (an integer in safetensors); `features`, the input
     to the model's last layer; `head_weight` and `head_bias`, that layer's weight and bias.
-    Identical content is stored only once: the response is then 200 with the existing dataset.
+    Identical content is stored only once: sending it again returns 200 and the existing dataset.
     """
     retention = Retention(delete_after_fit, days or joined.settings.dataset_days or None)
     if upload == "parts":
@@ -115,7 +119,7 @@ def list_datasets(
     "/{id}", summary="Get a dataset by its id or by sha256:{hash}", response_model=DatasetOut
 )
 def get_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Response:
-    """Return a dataset; during an upload in parts, also list the parts that have arrived."""
+    """Return a dataset; if it is an open upload in parts, also list the parts that have arrived."""
     with joined.database.read() as store:
         found = datasets.find(store, caller, id)
         parts = store.datasets.parts_of(found.id)
@@ -133,9 +137,9 @@ def head_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> Respo
 
 @router.delete("/{id}", status_code=204, summary="Delete a dataset")
 def delete_dataset(joined: Joined, caller: Caller, id: openapi.DatasetId) -> None:
-    """Delete a dataset; versions fitted on it stay.
+    """Delete a dataset; versions fitted on it are kept.
 
-    The response is 409 while an unfinished fit needs the dataset.
+    Returns 409 while an unfinished fit needs the dataset.
     """
     joined.datasets.remove(caller, id)
 
@@ -165,13 +169,13 @@ async def put_part(
 
 @router.post(
     "/{id}/parts/presigned",
-    summary="Get URLs to send parts directly to the store",
-    responses=openapi.errors({409: "The store has no signed URLs: no_presigned_uploads"}),
+    summary="Get URLs for sending parts directly to the store",
+    responses=openapi.errors({409: "The store does not support signed URLs: no_presigned_uploads"}),
 )
 def presign_parts(
     joined: Joined, caller: Caller, id: openapi.DatasetId, body: PartsIn
 ) -> PartUrlsOut:
-    """Return a URL for each part: PUT its bytes there, without a key, within 15 minutes.
+    """Return a URL for each part: PUT its bytes there within 15 minutes, without an API key.
 
     Other parts of the same upload may be sent through the service. The commit checks all hashes.
     """

@@ -17,7 +17,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", examples=[SHA256])]
 
 
 class PartOut(Body):
-    """A part that has arrived."""
+    """An uploaded part."""
 
     number: int = Field(examples=[1])
     bytes: int = Field(examples=[8_388_608])
@@ -25,7 +25,7 @@ class PartOut(Body):
 
 
 class DatasetOut(Body):
-    """Logits or probabilities with labels."""
+    """A dataset: logits or probabilities, with labels."""
 
     id: str = Field(examples=[DATASET_ID])
     status: Literal["uploading", "ready"] = Field(examples=["ready"])
@@ -35,9 +35,9 @@ class DatasetOut(Body):
     bytes: int | None = Field(examples=[412_310])
     rows: int | None = Field(examples=[10_000])
     classes: int | None = Field(examples=[10])
-    segments: Annotated[int | None, Field(description="the number of distinct segments")]
-    features: Annotated[int | None, Field(description="the number of features per row")]
-    has_head: Annotated[bool, Field(description="whether the classification head is stored too")]
+    segments: Annotated[int | None, Field(description="number of distinct segments")]
+    features: Annotated[int | None, Field(description="number of features per row")]
+    has_head: Annotated[bool, Field(description="true if it contains the classification head")]
     delete_after_fit: bool
     expires_at: datetime | None
     created_at: When
@@ -71,7 +71,7 @@ def part_out(part: records.Part) -> PartOut:
 
 
 class PartIn(RequestBody):
-    """A part that will be sent."""
+    """A part to be uploaded."""
 
     number: Annotated[int, Field(ge=1, le=MAX_PARTS, examples=[1])]
     bytes: Annotated[int, Field(ge=1, le=2**53, examples=[8_388_608])]
@@ -79,13 +79,13 @@ class PartIn(RequestBody):
 
 
 class PartsIn(RequestBody):
-    """The parts to be sent directly to the store."""
+    """Parts to be uploaded directly to the store."""
 
     parts: Annotated[list[PartIn], Field(min_length=1, max_length=1000)]
 
 
 class PartUrlOut(Body):
-    """The URL for a part, and its expiry."""
+    """Upload URL of a part, and when it expires."""
 
     number: int = Field(examples=[1])
     url: str = Field(
@@ -96,7 +96,7 @@ class PartUrlOut(Body):
 
 
 class PartUrlsOut(Body):
-    """A URL for each part, in the order of the request."""
+    """Upload URLs, one for each part, in the order of the request."""
 
     parts: list[PartUrlOut]
 
@@ -112,7 +112,7 @@ class PartUrlsOut(Body):
 
 
 class CommitIn(RequestBody):
-    """The expected result of joining the parts; all fields are optional."""
+    """Expected properties of the joined parts; all fields are optional."""
 
     parts: Annotated[int, Field(ge=1, le=MAX_PARTS)] | None = Field(default=None, examples=[3])
     sha256: Sha256 | None = Field(default=None, examples=[SHA256])
@@ -123,7 +123,7 @@ class CommitIn(RequestBody):
 NUMBERS = {"type": "array", "items": {"type": ["number", "array"], "items": {"type": "number"}}}
 ARRAYS: dict[str, Any] = {
     "logits": {**NUMBERS, "description": "(n, k), or (n,) for two classes"},
-    "probabilities": {**NUMBERS, "description": "in the same shape, instead of logits"},
+    "probabilities": {**NUMBERS, "description": "alternative to `logits`, in the same shape"},
     "values": {
         **NUMBERS,
         "description": "alternative to `logits` and `probabilities`; requires `kind`",
@@ -138,8 +138,8 @@ ARRAYS: dict[str, Any] = {
         **NUMBERS,
         "description": "(n, d), the input to the model's last layer, for methods that need it",
     },
-    "head_weight": {**NUMBERS, "description": "(k, d), the weight of that layer"},
-    "head_bias": {**NUMBERS, "description": "(k,), its bias"},
+    "head_weight": {**NUMBERS, "description": "(k, d), the weight of the last layer"},
+    "head_bias": {**NUMBERS, "description": "(k,), the bias of that layer"},
 }
 ROWS = {"logits": [[2.1, 0.3, -1.0], [0.2, 1.7, 0.4]], "labels": [0, 1]}
 # JSON has its own schema
@@ -153,7 +153,7 @@ ARRAY_BODIES = {
 
 
 def array_bodies(schema: dict[str, Any], **examples: Any) -> dict[str, Any]:
-    """Return the content of a body with arrays; ``schema`` describes its JSON."""
+    """Return the OpenAPI content of a body with arrays; ``schema`` describes the JSON."""
     shown = {name.replace("_", " "): {"value": one} for name, one in examples.items()}
     return {Format.JSON.media_type: {"schema": schema, "examples": shown}, **ARRAY_BODIES}
 

@@ -1,4 +1,4 @@
-"""Check received datasets, store them under their hash, and load them again."""
+"""Validate received datasets, store them by hash, and load them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Retention:
 
     @property
     def seconds(self) -> float | None:
-        """How many seconds to keep the dataset; None if it never expires."""
+        """The retention period in seconds; None if the dataset never expires."""
         return None if not self.days else self.days * DAY
 
 
@@ -56,7 +56,7 @@ class Added(NamedTuple):
 
 
 class Datasets:
-    """Operations on datasets that need both the database and the blob store."""
+    """Dataset operations that need both the database and the blob store."""
 
     def __init__(
         self, database: Database, blobs: Blobs, limits: formats.Limits, quota: Quota
@@ -76,13 +76,13 @@ class Datasets:
     ) -> Added:
         """Check a received body and store it; identical content is stored once.
 
-        If ``kind`` is None, the name of the array defines it: logits or probabilities.
+        If ``kind`` is None, the array name defines it: logits or probabilities.
         """
         facts = self.facts(arrived, content_type, kind)
         while True:
             known = self.known(principal, facts, retention)
             if known is not None:
-                # written again, which repairs the stored bytes if they are damaged
+                # rewriting repairs the stored bytes if they are damaged
                 if self._rewrite(known, arrived.path):
                     return Added(known, is_new=False)
                 continue
@@ -105,7 +105,7 @@ class Datasets:
             pending.delete()  # another caller has just stored identical content
 
     def _rewrite(self, dataset: Dataset, path: Path) -> bool:
-        """Write the bytes of a dataset again; return whether it still exists afterwards."""
+        """Rewrite the bytes of a dataset; return True if it still exists afterwards."""
         try:
             self._blobs.put(_key(dataset), path)
         except BlobMissing:
@@ -117,25 +117,27 @@ class Datasets:
         return exists
 
     def remove(self, principal: Principal, id: str) -> None:
-        """Delete a dataset that no unfinished fit needs; versions fitted on it stay."""
+        """Delete a dataset unless an unfinished fit needs it; versions fitted on it are kept."""
         with self._database.read() as store:
             dataset = find(store, principal, id)
         if not forget_dataset(self._database, self._blobs, dataset):
             raise Conflict(
                 "dataset_in_use",
-                "an unfinished fit needs this dataset, or the dataset was just uploaded again: "
-                "cancel the fit or try again",
+                "an unfinished fit needs this dataset, or it was just uploaded again: "
+                "cancel the fit, or try again",
             )
 
     def facts(
         self, arrived: SpooledBody, content_type: str | None, kind: Kind | None
     ) -> dict[str, Any]:
-        """Check that a body is a valid dataset, and return the columns of its row."""
+        """Validate a body as a dataset, and return the values of its database row."""
         format = formats.format_of(content_type, arrived.head())
         if not arrived.bytes:
             raise Malformed("empty_body", "the body is empty: send logits and labels")
         if not format.codec.is_named:
-            raise Invalid("no_labels", f"{format} holds one array: send npz with logits and labels")
+            raise Invalid(
+                "no_labels", f"{format} holds only one array: send npz with logits and labels"
+            )
         found = formats.inspect(arrived.path, format, kind, self._limits)
         return {
             "kind": found.kind,
@@ -171,7 +173,7 @@ def _key(dataset: Dataset) -> str:
 
 
 def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> Dataset:
-    """Return a dataset of the caller by its id, or by ``sha256:<hash>`` once it is complete."""
+    """Return one of the caller's datasets by its id, or by ``sha256:<hash>`` if it is complete."""
     prefix, _, digest = id.partition(":")
     if prefix == "sha256":
         named = store.datasets.by_hash(principal.workspace, digest)
@@ -183,7 +185,7 @@ def find(store: Store, principal: Principal, id: str, *, lock: bool = False) -> 
 
 
 def find_ready(store: Store, principal: Principal, id: str) -> Dataset:
-    """Return a complete dataset of the caller, locked until the transaction ends."""
+    """Return one of the caller's complete datasets, locked until the transaction ends."""
     found = find(store, principal, id, lock=True)
     if not found.is_ready:
         raise Conflict("dataset_not_complete", "this dataset has not been committed yet")
@@ -198,7 +200,7 @@ def forget_spent_datasets(database: Database, blobs: Blobs, *datasets: Dataset |
 
 
 def forget_dataset(database: Database, blobs: Blobs, dataset: Dataset) -> bool:
-    """Delete a dataset; return False if a fit needs it or it has changed."""
+    """Delete a dataset; keep it and return False if a fit needs it or it has changed."""
     with database.write(deletes=True) as store:
         current = store.datasets.get(dataset.workspace, dataset.id, lock=True)
         if current != dataset or store.datasets.is_in_use(dataset.id):
@@ -228,26 +230,26 @@ def load(
 
 @contextmanager
 def stored_file(blobs: Blobs, dataset: Dataset | None, name: str) -> Iterator[Path]:
-    """Provide a dataset as a readable file whose hash has been checked."""
+    """Provide a dataset as a file whose hash has been checked."""
     if dataset is None or dataset.sha256 is None or dataset.format is None:
-        raise NotFound("dataset_gone", f"the {name} of this fit was deleted: send it again")
+        raise NotFound("dataset_gone", f"the {name} of this fit was deleted: upload it again")
     key = dataset_key(dataset.workspace, dataset.id, dataset.sha256)
     try:
         with blobs.file(key, dataset.sha256) as path:
             yield path
     except BlobMissing as error:
         raise BlobMissing(
-            "blob_missing", f"the stored bytes of the {name} are gone: send it again"
+            "blob_missing", f"the stored bytes of the {name} are missing: upload it again"
         ) from error
     except BlobCorrupt as error:
         raise BlobCorrupt(
-            "blob_corrupt", f"the stored bytes of the {name} are damaged: send it again"
+            "blob_corrupt", f"the stored bytes of the {name} are damaged: upload it again"
         ) from error
 
 
 @contextmanager
 def named(subject: str) -> Iterator[None]:
-    """Prefix the error messages of calibrators with the subject."""
+    """Prefix error messages from calibrators with ``subject``."""
     try:
         yield
     except FitCancelled:

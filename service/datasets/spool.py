@@ -1,4 +1,4 @@
-"""Incoming bodies in temporary files, hashed as they arrive."""
+"""Temporary files for incoming bodies, hashed as they arrive."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from service.storage.database import SHARE_PART, check_free
 
 HEAD = 512
 PREFIX = "upload-"
-DELETERS = 8  # a file of 4 GiB takes half a second
+DELETERS = 8  # deleting 4 GiB takes half a second
 
 
 class ArrivingBytes:
-    """The disk space that incoming bodies occupy, by owner.
+    """Disk space occupied by incoming bodies, per owner.
 
-    One owner gets a quarter of the available space, so that its uploads do not block others.
+    Each owner may use a quarter of the available space, so that its uploads do not block others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class ArrivingBytes:
         self._lock = threading.Lock()
 
     def take(self, owner: str, size: int) -> None:
-        """Count bytes that are about to be written; raise NoSpace if there is no room."""
+        """Reserve space for bytes about to be written; raise NoSpace if there is not enough."""
         check_free(self._folder)
         with self._lock:
             mine = self._taken[owner] + size
@@ -47,13 +47,13 @@ class ArrivingBytes:
             if mine > room // SHARE_PART:
                 raise NoSpace(
                     "no_space",
-                    f"the incoming bodies of this workspace have {mine} bytes in total, but there "
-                    f"is only room for {room // SHARE_PART}: send fewer, or try again later",
+                    f"this workspace's incoming bodies would take {mine} bytes, but only "
+                    f"{room // SHARE_PART} are available: send fewer at once, or try again later",
                 )
             self._taken[owner] = mine
 
     def release(self, owner: str, size: int) -> None:
-        """Stop counting bytes that were deleted."""
+        """Release the space of deleted bytes."""
         with self._lock:
             self._taken[owner] -= size
             if not self._taken[owner]:
@@ -61,7 +61,7 @@ class ArrivingBytes:
 
 
 class Spool:
-    """The folder of incoming bodies, with the space that each owner (a workspace) occupies."""
+    """Folder for incoming bodies, with the space used by each owner (a workspace)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Spool:
 
     @contextmanager
     def body(self, owner: str) -> Iterator[SpooledBody]:
-        """Provide a file for a body, which is deleted at the end."""
+        """Provide a temporary file for a body, and delete it at the end."""
         body = SpooledBody(self, owner)
         try:
             yield body
@@ -79,7 +79,7 @@ class Spool:
 
     @asynccontextmanager
     async def receive(self, owner: str) -> AsyncIterator[SpooledBody]:
-        """Provide a file for a body on the event loop; a thread deletes it at the end."""
+        """Provide a temporary file for a body, and delete it at the end in a thread."""
         body = SpooledBody(self, owner)
         try:
             yield body
@@ -91,7 +91,7 @@ class Spool:
 class SpooledBody:
     """A temporary file that hashes the bytes written to it.
 
-    The first call that needs the file creates it, so it is never created on the event loop.
+    The file is created by the first call that needs it, never on the event loop.
     """
 
     def __init__(self, spool: Spool, owner: str) -> None:
@@ -99,7 +99,7 @@ class SpooledBody:
         self._owner = owner
         self._file: IO[bytes] | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # an abandoned call may still write while the body is closed
+        self._lock = threading.Lock()  # an abandoned call may still be writing during close
         self._digest = hashlib.sha256()
         self.bytes = 0
 
@@ -125,7 +125,7 @@ class SpooledBody:
 
     def _opened(self) -> IO[bytes]:
         if self._is_closed:
-            raise ValueError("the body was closed")
+            raise ValueError("the body is closed")
         if self._file is None:
             self._file = _new_file(self._spool.folder)
         return self._file
@@ -138,11 +138,11 @@ class SpooledBody:
 
     @property
     def sha256(self) -> str:
-        """The hash of the bytes written so far."""
+        """The SHA-256 of the bytes written so far."""
         return self._digest.hexdigest()
 
     def flush(self) -> None:
-        """Write all bytes to the disk."""
+        """Write buffered bytes to the disk."""
         with self._lock, _room():
             self._opened().flush()
 
@@ -154,9 +154,9 @@ class SpooledBody:
 
 
 def remove_left_behind(folder: Path) -> int:
-    """Delete the bodies of processes that were killed; return how many there were.
+    """Delete the bodies left behind by killed processes; return their number.
 
-    A body is locked while its process is alive, so bodies of other live processes stay.
+    A live process holds a lock on each of its bodies, so these are kept.
     """
     removed = 0
     for path in folder.glob(f"{PREFIX}*"):
@@ -189,7 +189,7 @@ def _room() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise NoSpace("no_space", "the disk for uploads is full: try again later") from error
+        raise NoSpace("no_space", "the upload disk is full: try again later") from error
 
 
 BLOCK = 1 << 18

@@ -1,4 +1,4 @@
-"""Server-sent events for the changes of a fit."""
+"""Server-sent events for changes of a fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.http.middleware.fair_turns import take_turn
 from service.storage.records import Fit
 
 KEEPALIVE_SECONDS = 15.0
-CHECK_SECONDS = 1.5  # how soon a stream notices that its key was revoked
+CHECK_SECONDS = 1.5  # how soon a stream notices a revoked key
 MAX_EVENTS = 64
 
 _events: dict[int, tuple[Fit, str]] = {}
@@ -26,8 +26,8 @@ async def event_stream(
 ) -> AsyncIterator[str]:
     """Yield an event for each change, until the fit ends or ``check`` raises Unauthenticated.
 
-    The streams of a caller take turns, so that an event that goes to hundreds of them does not
-    block the event loop.
+    A caller's streams take turns, so that sending an event to hundreds of them does not block the
+    event loop.
     """
     changes = watcher.changes_of(fit)
     coming = asyncio.ensure_future(anext(changes, None))
@@ -54,7 +54,7 @@ async def event_stream(
 
 
 def event_of(fit: Fit) -> str:
-    """Return the event for the current state of a fit; all streams share its text."""
+    """Return the event text for the current state of a fit, shared by all streams."""
     known = _events.get(id(fit))
     if known is not None and known[0] is fit:
         return known[1]

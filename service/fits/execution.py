@@ -39,7 +39,7 @@ _log = structlog.get_logger("calibrd.fits")
 
 
 class Stop(Enum):
-    """The reason why a running fit has to stop."""
+    """The reason a running fit must stop."""
 
     CANCEL = "cancel"  # a caller cancelled it
     TIME_LIMIT = "time_limit"
@@ -53,7 +53,7 @@ class Hooks(Protocol):
         """Receive the current progress of the fit."""
 
     def stop(self) -> Stop | None:
-        """Return why the fit has to stop, or None."""
+        """Return the reason the fit must stop, or None."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FitAttempt:
 class NewVersion:
     """A version whose blobs are written but whose row is not.
 
-    Report and fit_info are text already: no other writer waits while they are serialised.
+    ``report`` and ``fit_info`` are already text, so no other writer waits for serialisation.
     """
 
     id: str
@@ -263,7 +263,7 @@ def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
 
 
 class _MethodProgress:
-    """The ``progress`` callback of one method; adds the method and its position, as plain JSON."""
+    """The ``progress`` callback of a method, which adds its name and position, as plain JSON."""
 
     def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
         self._hooks = hooks
@@ -280,7 +280,7 @@ def _all_written(
     watch: _Watch,
     judged: list[tuple[CalibrationSet, Calibrator, Judged]],
 ) -> tuple[tuple[NewVersion, ...], PendingBlobs]:
-    """Write the blobs of all versions; delete them again if the fit is stopped or fails."""
+    """Write the blobs of all versions; delete them if the fit is stopped or fails."""
     pending, written = PendingBlobs(blobs), []
     try:
         for one in judged:
@@ -345,7 +345,7 @@ def _written(
 
 
 def check_map_size(recipe: Calibrator, size: int) -> None:
-    """Raise TooLarge for a map that would take too much memory when it is applied."""
+    """Raise TooLarge if a map would take too much memory when applied."""
     if size > MAX_MAP_BYTES:
         raise TooLarge(
             "map_too_large",
@@ -362,7 +362,7 @@ def check_maps_size(size: int) -> None:
         raise TooLarge(
             "maps_too_large",
             f"the maps of this fit take more than {MAX_FIT_BYTES / MEGABYTE:.0f} MiB in total: "
-            "fit methods with this many parameters one at a time",
+            "fit these methods one at a time",
             limit=MAX_FIT_BYTES,
         )
 
@@ -373,7 +373,7 @@ def check_documents(versions: Sequence[NewVersion]) -> None:
         raise TooLarge(
             "reports_too_large",
             f"the reports of this fit take more than {MAX_DOCUMENT_BYTES / MEGABYTE:.0f} MiB in "
-            "total: use fewer segments or shorter names of segments, or fit fewer methods at once",
+            "total: use fewer segments or shorter segment names, or fit fewer methods at once",
             limit=MAX_DOCUMENT_BYTES,
         )
 
@@ -398,7 +398,7 @@ def ending_of(reason: Stop, time_limit: float) -> Ending | None:
         case Stop.TIME_LIMIT:
             return failed(
                 "time_limit",
-                f"the fit took longer than {time_limit:g} seconds since its first start: "
+                f"the fit did not finish within {time_limit:g} seconds of its first start: "
                 "send fewer rows or methods, or raise fit_seconds",
             )
     return None
@@ -410,7 +410,7 @@ def failed(code: str, message: str) -> Ending:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; torch raises its own RuntimeErrors in that case."""
+    """Return True if memory ran out, for which torch raises its own RuntimeErrors."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

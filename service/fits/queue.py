@@ -12,9 +12,9 @@ from service.settings import HOUR
 from service.storage.database import Database
 from service.storage.store import Store
 
-# between two polls of an idle worker that receives no notifications
+# polling interval of an idle worker that receives no notifications
 LOOK_SECONDS = 15.0
-# before the next fit of a workspace whose fits have lost workers
+# pauses before the next fit of a workspace whose fits have lost workers
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 
 
@@ -35,12 +35,12 @@ def claim(
 ) -> Claim:
     """Claim the oldest fit of the workspace whose last fit started longest ago.
 
-    Workspaces with ``most_running`` running fits are left out: the worker that ends one of them
-    claims the next. Without a fit to claim nothing is written, because a write to SQLite wakes
-    all workers, and so this one again.
+    Workspaces with ``most_running`` running fits are skipped: the worker that finishes one of
+    them claims the next. If there is no fit to claim, nothing is written, because a write to
+    SQLite would wake all workers, including this one.
 
-    A claim renews the heartbeat. A worker that was declared dead claims nothing before its next
-    heartbeat, so every running fit belongs to a worker that others monitor.
+    A claim renews the heartbeat. A worker that was declared dead cannot claim a fit before its
+    next heartbeat, so every running fit belongs to a worker that others monitor.
     """
     pauses: list[float] = []
     with database.read() as store:
@@ -53,7 +53,7 @@ def claim(
             return Claim(None)
         for turn in filterfalse(_waiting(store, pauses, most_running), turns):
             if most_running is not None:
-                store.keys.lock_workspace(turn.workspace)  # else two workers could exceed the limit
+                store.keys.lock_workspace(turn.workspace)  # otherwise two workers could exceed it
                 if _is_full(store, turn, most_running):
                     continue
             fit = store.fits.start_next(turn, worker=worker, device=device)
@@ -75,15 +75,15 @@ def _waiting(store: Store, pauses: list[float], most_running: int | None) -> Cal
 
 
 def _is_full(store: Store, turn: Turn, most_running: int | None) -> bool:
-    """Return whether a workspace has as many running fits as it may have."""
+    """Return True if a workspace has reached its limit of running fits."""
     return most_running is not None and store.fits.count_running(turn.workspace) >= most_running
 
 
 def pause_after(losses: int) -> float:
     """Return the seconds that a workspace waits after ``losses`` lost workers in the last hour.
 
-    A fit that exhausts the memory kills its worker, and starting another one takes seconds. Fits
-    of other workspaces should not have to wait for that again and again.
+    A fit that runs out of memory kills its worker, and starting a new one takes seconds. Other
+    workspaces should not have to wait for that repeatedly.
 
     >>> [pause_after(losses) for losses in (0, 1, 2, 3, 50)]
     [0.0, 5.0, 10.0, 20.0, 600.0]

@@ -30,9 +30,9 @@ from service.storage.records import OPEN, Dataset, Fit, FitStatus, Worker
 from service.storage.repository import After, Repository, json_bytes, new_id, now
 from service.storage.tables import calibrators, datasets, fits, workers
 
-# size of a fit in the indexes of its table, and of a row for its Idempotency-Key
+# size of a fit's index entries, and of the row for its Idempotency-Key
 INDEX_BYTES = 1024
-# a literal: with a parameter, the plan could not use the partial index of queued fits
+# a literal: with a parameter, the query could not use the partial index of queued fits
 QUEUED = fits.c.status == literal_column(f"'{FitStatus.QUEUED}'")
 
 
@@ -51,7 +51,7 @@ class Turn(NamedTuple):
 
 
 class Fits(Repository):
-    """Fits. Writes of an attempt are fenced: they apply only while that attempt is running."""
+    """SQL for fits. Writes by an attempt are fenced: they apply only while it is running."""
 
     def add(self, workspace: str, **facts: Any) -> Fit:
         """Add a queued fit."""
@@ -74,7 +74,7 @@ class Fits(Repository):
         return made
 
     def get(self, id: str, workspace: str | None = None) -> Fit | None:
-        """Return a fit by its id; if ``workspace`` is None, from any workspace."""
+        """Return a fit by its id, from any workspace if ``workspace`` is None."""
         chosen = select(fits).where(fits.c.id == id)
         return self._fit(
             chosen if workspace is None else chosen.where(fits.c.workspace == workspace)
@@ -124,7 +124,7 @@ class Fits(Repository):
         return chosen.order_by(fits.c.created_at.desc(), fits.c.id.desc())
 
     def turns(self, queues: Sequence[str]) -> list[Turn]:
-        """Return the workspaces with queued fits, sorted by the start of their last fit.
+        """Return the workspaces with queued fits, sorted by the start time of their last fit.
 
         This takes a few index lookups per workspace, however many fits are queued.
         """
@@ -171,13 +171,13 @@ class Fits(Repository):
         )
 
     def advance(self, id: str, attempt: int, progress: dict[str, Any]) -> bool | None:
-        """Write progress; return whether a cancel was requested, or None if the attempt is over."""
+        """Write progress; return True if cancellation was requested, None if the attempt ended."""
         changed = update(fits).where(self._running(id, attempt)).values(progress=progress)
         found: bool | None = self.session.scalar(changed.returning(fits.c.cancel_requested))
         return found
 
     def runs(self, id: str, attempt: int) -> bool:
-        """Return whether this attempt is running; lock the fit until the transaction ends."""
+        """Return True if this attempt is running; lock the fit until the transaction ends."""
         chosen = select(fits.c.id).where(self._running(id, attempt)).with_for_update()
         return self.session.scalar(chosen) is not None
 
@@ -201,11 +201,11 @@ class Fits(Repository):
         return self._execute(ended.values(status=FitStatus.QUEUED, worker=None, **facts)) == 1
 
     def give_up(self, id: str, attempt: int, error: dict[str, str] | None) -> Fit | None:
-        """Fail a fit whose worker was lost too many times."""
+        """Fail a fit that has lost too many workers."""
         return self.finish(id, attempt, FitStatus.FAILED, error=error, lost_at=now())
 
     def losses(self, workspace: str, seconds: float) -> Losses:
-        """Return how many workers the fits of a workspace lost in the last ``seconds``."""
+        """Return a workspace's worker losses in the last ``seconds``."""
         lately = (fits.c.workspace == workspace) & (fits.c.lost_at > now() - seconds)
         ago = func.coalesce(now() - func.max(fits.c.lost_at), seconds)
         chosen = select(func.coalesce(func.sum(fits.c.attempt), 0), ago).where(lately)
@@ -223,12 +223,12 @@ class Fits(Repository):
         return self._fit(update(fits).where(runs).values(cancel_requested=True).returning(*fits.c))
 
     def count_open(self, workspace: str) -> int:
-        """Return how many fits of a workspace are waiting or running."""
+        """Return the number of waiting and running fits of a workspace."""
         is_open = (fits.c.workspace == workspace) & fits.c.status.in_(OPEN)
         return self.session.scalar(select(func.count()).select_from(fits).where(is_open)) or 0
 
     def count_running(self, workspace: str) -> int:
-        """Return how many fits of a workspace are running."""
+        """Return the number of running fits of a workspace."""
         runs = (fits.c.workspace == workspace) & (fits.c.status == FitStatus.RUNNING)
         return self.session.scalar(select(func.count()).select_from(fits).where(runs)) or 0
 
@@ -310,7 +310,7 @@ def _text(value: str) -> ColumnElement[str]:
 
 
 class WorkerRepository(Repository):
-    """Worker processes and their heartbeats."""
+    """SQL for worker processes and their heartbeats."""
 
     def beat(self, id: str, *, queues: list[str], device: str) -> None:
         """Record a heartbeat, and register the worker if it is unknown."""

@@ -91,10 +91,10 @@ async def create_fit(
 ) -> Response:
     """Start a fit on an uploaded dataset, or on logits and labels sent in this call.
 
-    JSON: `{"dataset": "ds_...", "method": "smart"}`, or `logits` and `labels` instead of
-    `dataset`. Any other format: the arrays in the body, everything else in the query
-    (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10` the response
-    waits until the fit has finished, for at most 10 seconds: 201 if it has succeeded, else 202.
+    In JSON, send `{"dataset": "ds_...", "method": "smart"}`, or `logits` and `labels` instead of
+    `dataset`. In any other format, send the arrays in the body and all other fields in the query
+    (`?method=smart&seed=1`; `params` and `tags` as JSON). With `Prefer: wait=10`, the response
+    waits up to 10 seconds for the fit to finish: 201 if it succeeded, otherwise 202.
     """
     key = check_key(idempotency_key)
     keeping = Retention(delete_after_fit, joined.settings.dataset_days or None)
@@ -141,7 +141,7 @@ async def get_fit(
     id: openapi.FitId,
     prefer: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
-    """Return a fit; with `Prefer: wait=10`, wait up to 10 seconds until it has finished."""
+    """Return a fit; with `Prefer: wait=10`, wait up to 10 seconds for it to finish."""
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     fit, wait = await _finished(request, joined, caller, fit, prefer)
     return _answer(fit, 200, {"Preference-Applied": f"wait={wait}"} if wait else {})
@@ -158,7 +158,7 @@ async def fit_events(
 ) -> Response:
     """Stream an event per change: `queued`, `running`, then `succeeded`, `failed` or `cancelled`.
 
-    The stream ends with the fit, or when the key is revoked.
+    The stream ends when the fit ends or the key is revoked.
     """
     fit = await joined.executors.query.run(caller.workspace, _find, joined, caller, id)
     return WaitingResponse(
@@ -184,7 +184,7 @@ def _submit(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """Return the fit, and whether an earlier request with the same key had submitted it."""
+    """Submit the fit; return it, and True if an earlier request with the same key did so."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)
@@ -216,7 +216,7 @@ def _submit(
 
     try:
         return submitted(added()), False
-    except NotFound:  # identical content was stored only for another fit, which has ended since
+    except NotFound:  # identical content was stored for another fit only, which has since ended
         return submitted(added()), False
 
 
@@ -228,7 +228,7 @@ def _find(joined: Parts, caller: Principal, id: str) -> Fit:
 async def _finished(
     request: Request, joined: Parts, caller: Principal, fit: Fit, prefer: str | None
 ) -> tuple[Fit, int]:
-    """Wait for the fit if the Prefer header requests it; return it and the seconds granted.
+    """Wait for the fit if the Prefer header requests it; return it and the granted seconds.
 
     A caller with too many waiting requests gets the response at once, because waiting is optional.
     """
@@ -245,7 +245,7 @@ async def _finished(
 
 
 def _wait(prefer: str | None) -> int:
-    """Return how many seconds to wait, as a Prefer header requests, up to a minute."""
+    """Return the seconds to wait according to a Prefer header, at most a minute."""
     found = WAIT.search(prefer or "")
     return min(int(found[1]), LONGEST_WAIT) if found else 0
 
@@ -265,9 +265,9 @@ class SentFit:
 
 
 async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runner) -> SentFit:
-    """Read and check a request before its arrays are received into ``arrived``.
+    """Read and check a request, then write its arrays to ``arrived``.
 
-    ``run`` parses and checks bodies in a thread: the caller's input determines how long it takes.
+    ``run`` parses and checks in a thread, because the time this takes depends on the input.
     """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != JSON:
@@ -276,7 +276,7 @@ async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runne
         return SentFit(replace(fit, dataset=arrived.sha256), content_type)
     for field in request.query_params:
         if field not in ARRAY_OPTIONS:
-            raise Invalid("invalid_request", f"query.{field[:40]}: belongs in the JSON body")
+            raise Invalid("invalid_request", f"query.{field[:40]}: must be in the JSON body")
     fit, arrays = await parse(request, _from_body, await request.body(), name)
     if arrays is None:
         return SentFit(fit, None)
@@ -289,9 +289,11 @@ def _from_body(body: bytes, name: str) -> tuple[FitRequest, bytes | None]:
     document, arrays = _split(body)
     checked = _checked(document, "body")
     if arrays is None and checked.dataset is None:
-        raise Invalid("no_dataset", "send a dataset id, or logits and labels in this call")
+        raise Invalid(
+            "no_dataset", "the request has no data: send a dataset id, or logits and labels"
+        )
     if arrays is not None and checked.dataset is not None:
-        raise Invalid("two_datasets", "send a dataset id or logits and labels, not both")
+        raise Invalid("two_datasets", "send a dataset id or logits and labels, but not both")
     return _request(checked, name), arrays
 
 
@@ -307,7 +309,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes | None]:
 
 
 def _from_query(request: Request) -> dict[str, Any]:
-    """Return the fields of a fit from the query, where they are if the body is not JSON."""
+    """Return the fields of a fit from the query, for requests whose body is not JSON."""
     fields: dict[str, Any] = {}
     methods: list[str] = []
     for name, value in request.query_params.multi_items():
@@ -316,7 +318,7 @@ def _from_query(request: Request) -> dict[str, Any]:
         if name == "method":
             methods.append(value)
         elif name in fields:
-            raise Invalid("invalid_request", f"query.{name}: given more than once")
+            raise Invalid("invalid_request", f"query.{name}: must not be repeated")
         elif name in (*TEXTS, *NUMBERS, *DOCUMENTS):
             fields[name] = _value(name, value)
         else:
@@ -367,6 +369,6 @@ def _request(body: FitIn, name: str) -> FitRequest:
 def _methods(body: FitIn) -> list[MethodSpec]:
     if body.methods is not None:
         if body.method is not None or body.params is not None:
-            raise Invalid("two_methods", "send method and params, or methods, not both")
+            raise Invalid("two_methods", "send method and params or methods, but not both")
         return [MethodSpec(one.method, one.params) for one in body.methods]
     return [MethodSpec(body.method or DEFAULT_METHOD, body.params or {})]

@@ -30,7 +30,7 @@ def fit_sample(
     keeping: Retention,
     most_open: int,
 ) -> Fit:
-    """Submit a fit on one part of the sample, to be judged on the other."""
+    """Submit a fit on one part of the sample, and judge it on the other."""
 
     def add(part: Literal["cal", "test"]) -> str:
         with spool.body(principal.workspace) as arrived:

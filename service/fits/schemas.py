@@ -30,7 +30,7 @@ DatasetName = Annotated[
 ]
 
 
-# fields of a fit that are in the query if the body is not JSON
+# fields of a fit that are read from the query if the body is not JSON
 TEXTS = ("model", "device", "description", "evaluation")
 NUMBERS = {"seed": int, "held_out": float}
 DOCUMENTS = ("params", "tags")
@@ -74,10 +74,10 @@ FIT_BODY: dict[str, Any] = {
             "name": name,
             "in": "query",
             "schema": {"type": TYPES[NUMBERS.get(name, str)]},
-            "description": f"{FitIn.model_fields[name].description or 'as in the JSON body'}"
+            "description": f"{FitIn.model_fields[name].description or 'same as in a JSON body'}"
             f"{', encoded as JSON' * (name in DOCUMENTS)}"
             f"{'; may be repeated' * (name == 'method')}; "
-            "only if the body is not JSON",
+            "used only if the body is not JSON",
         }
         for name in ("method", *NUMBERS, *DOCUMENTS, *TEXTS)
     ],
@@ -101,7 +101,7 @@ FIT_BODY: dict[str, Any] = {
 
 
 class FitError(Body):
-    """The reason why a fit failed: a stable code and a message."""
+    """The reason a fit failed: a stable code and a message."""
 
     code: str
     message: str
@@ -115,7 +115,7 @@ class RecommendationOut(Body):
 
 
 def _progress(fit: records.Fit) -> dict[str, Any] | None:
-    """Return the last progress of a fit; when it has succeeded, all of its methods are done."""
+    """Return the last progress of a fit; if it succeeded, all of its methods are done."""
     if fit.progress is None or fit.status is not records.FitStatus.SUCCEEDED:
         return fit.progress
     return {**fit.progress, "methods_done": fit.progress.get("methods", 1)}
@@ -177,10 +177,10 @@ class FitOut(Body):
 
 
 class MethodOut(Body):
-    """A method, its parameters as a JSON schema, and whether it keeps the predicted class.
+    """A method, the JSON schema of its parameters, and whether it keeps the predicted class.
 
-    A method with `needs_segments` or `needs_features` can be fitted only on rows that have them; a
-    method with `needs_head`, only on a dataset that also contains the classification head.
+    `needs_segments`, `needs_features` and `needs_head` are true if a dataset must contain segments,
+    features or the classification head, respectively.
     """
 
     name: str = Field(examples=["temperature"])

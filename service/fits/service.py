@@ -35,7 +35,7 @@ Device = Literal["auto", "cpu", "gpu"]
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method to fit, by name, and its parameters."""
+    """The name and parameters of a method to fit."""
 
     method: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -54,15 +54,15 @@ class FitSpec:
 
     @cached_property
     def recipes(self) -> list[Calibrator]:
-        """The recipes of the methods, cached because it takes a while to build many of them."""
+        """The recipes of the methods, cached because building many of them takes a while."""
         return [make_recipe(one.method, one.params, seed=self.seed) for one in self.methods]
 
     def check(self) -> None:
-        """Raise the error with which a worker would refuse this fit, if any."""
+        """Raise the error that a worker would raise for this specification, if any."""
         if not 1 <= len(self.methods) <= MAX_METHODS:
             raise Invalid(
                 "bad_methods",
-                f"a fit takes 1 to {MAX_METHODS} methods, got {len(self.methods)}",
+                f"a fit must have 1 to {MAX_METHODS} methods, got {len(self.methods)}",
             )
         self._check_size()
         _ = self.recipes
@@ -83,7 +83,7 @@ class FitSpec:
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A fit as the caller requested it.
+    """A fit as requested by the caller.
 
     ``dataset`` and ``evaluation`` are ids as given, or the SHA-256 of bytes sent with the request;
     ``kind`` and ``keeping`` define how such bytes are read and stored. An idempotency key is tied
@@ -109,7 +109,7 @@ class FitRequest:
 def replayed(
     store: Store, principal: Principal, request: FitRequest, key: str | None
 ) -> Fit | None:
-    """Return the fit of an earlier identical request with this key; None if there is none."""
+    """Return the fit of an earlier identical request with this key, or None."""
     known = idempotency.answered(store, principal, key, asdict(request))
     return None if known is None else find(store, principal, known["fit"])
 
@@ -126,8 +126,8 @@ def submit(
 ) -> Fit:
     """Submit a fit on a dataset.
 
-    ``memory_limit`` limits the estimated memory of a fit in bytes, and ``most_open`` the number of
-    waiting and running fits of a workspace; None means no limit.
+    ``memory_limit`` limits the estimated memory of the fit in bytes, and ``most_open`` the number
+    of waiting and running fits in the workspace; None means no limit.
     """
     _check_open(store, principal, most_open)
     data = find_ready(store, principal, dataset)
@@ -175,12 +175,14 @@ def _check_open(store: Store, principal: Principal, most: int | None) -> None:
     """Raise TooMany if a workspace has ``most`` or more waiting and running fits."""
     if most is None:
         return
-    store.keys.lock_workspace(principal.workspace)  # else concurrent calls could exceed the limit
+    store.keys.lock_workspace(
+        principal.workspace
+    )  # otherwise concurrent calls could exceed the limit
     count = store.fits.count_open(principal.workspace)
     if count >= most:
         raise TooMany(
             "too_many_fits",
-            f"{count} fits of this workspace are waiting or running, and the limit is {most}: "
+            f"this workspace has {count} waiting or running fits, and the limit is {most}: "
             "wait for some to finish, or cancel some",
             limit=most,
         )
@@ -202,14 +204,14 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
     if data.sha256 == evaluation.sha256:
         raise Invalid(
             "evaluation_is_the_dataset",
-            "the evaluation dataset must contain rows that the fit does not see: "
+            "the evaluation dataset must differ from the dataset: "
             "omit it to hold out a part of the dataset",
         )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
             "evaluation_differs",
-            f"the evaluation dataset must contain {data.kind} of {data.classes} classes, like the "
-            f"dataset, got {evaluation.kind} of {evaluation.classes}",
+            f"the evaluation dataset must contain {data.kind} for {data.classes} classes, like the "
+            f"dataset, got {evaluation.kind} for {evaluation.classes}",
         )
     if None not in (data.features, evaluation.features) and data.features != evaluation.features:
         raise Invalid(
@@ -228,17 +230,17 @@ def check_memory(
 ) -> None:
     """Raise TooLarge if the estimated memory of a fit exceeds ``limit`` bytes.
 
-    The estimate is based on the metadata of the datasets, without loading them.
+    The estimate is based on the metadata of the datasets, which are not loaded.
     """
     needed = fit_bytes(recipe, data, evaluation, held_out)
     if limit is None or needed <= limit:
         return
-    judged = "" if evaluation is None else f", judged on {evaluation.rows or 0:,} other rows"
+    judged = "" if evaluation is None else f" and {evaluation.rows or 0:,} evaluation rows"
     raise TooLarge(
         "too_much_memory",
         f"the method {recipe.name!r} needs about {needed / GIGABYTE:.2g} GiB of memory for "
-        f"{data.rows or 0:,} rows of {data.classes or 0:,} classes{judged}, more than the "
-        f"{limit / GIGABYTE:.2g} GiB that a fit may use: send fewer rows, or choose another method",
+        f"{data.rows or 0:,} rows of {data.classes or 0:,} classes{judged}, but a fit may use at "
+        f"most {limit / GIGABYTE:.2g} GiB: send fewer rows, or choose another method",
         needed=needed,
         limit=limit,
     )
@@ -262,7 +264,7 @@ def fit_bytes(
 
 
 def _feature_size(*datasets: Dataset | None) -> int:
-    """Return the size of one feature in memory, in bytes: the largest of all datasets."""
+    """Return the largest size of a feature value in any of the datasets, in bytes."""
     found = [one for one in datasets if one is not None and one.features and one.rows]
     return max(
         ((one.feature_bytes or 0) // ((one.rows or 1) * (one.features or 1)) for one in found),
@@ -271,7 +273,7 @@ def _feature_size(*datasets: Dataset | None) -> int:
 
 
 def _reading_bytes(dataset: Dataset) -> int:
-    """Estimate how many bytes a loaded dataset takes in addition to its logits and labels."""
+    """Estimate the memory in bytes that a loaded dataset takes beyond its logits and labels."""
     rows, classes = dataset.rows or 0, dataset.classes or 0
     found = 0
     if dataset.kind == "probabilities":  # kept alongside their logarithms
@@ -291,8 +293,8 @@ def _check_features(spec: FitSpec, data: Dataset, evaluation: Dataset | None) ->
             if method is not None and dataset is not None and dataset.features is None:
                 raise Invalid(
                     "missing_features",
-                    f"the method {method!r} needs the features of each row, but the {name} "
-                    "has none: send it with features",
+                    f"the method {method!r} needs features, but the {name} has none: "
+                    "send it with features",
                 )
         if recipe.method_needing_head is not None and not data.has_head:
             raise Invalid(
@@ -312,8 +314,8 @@ def _check_segments(spec: FitSpec, data: Dataset, evaluation: Dataset | None) ->
             if dataset is not None and dataset.segments is None:
                 raise Invalid(
                     "missing_segments",
-                    f"the method {method!r} needs the segment of each row, but the {name} "
-                    "has none: send it with segments",
+                    f"the method {method!r} needs segments, but the {name} has none: "
+                    "send it with segments",
                 )
 
 
@@ -328,7 +330,7 @@ def _queue_for(store: Store, device: Device) -> str:
 
 
 class FitWatcher(Watcher[str, Fit]):
-    """Watches fits for changes."""
+    """Watcher for changes of fits."""
 
     def __init__(self, database: Database) -> None:
         def read(ids: list[str]) -> dict[str, Fit]:

@@ -51,7 +51,7 @@ class Registration:
 
     @property
     def bytes(self) -> int:
-        """The size of the map and the judged rows."""
+        """The size of the map and the judged rows in bytes."""
         return len(self.content) + len(self.judged_rows or b"")
 
 
@@ -63,7 +63,7 @@ def register(
     *,
     key: str | None = None,
 ) -> Version:
-    """Add a version from a registration; with a repeated key, return the version added before."""
+    """Add a version from a registration, or return the one added earlier with the same key."""
     report, facts = _checked(sent)
     request = asdict(sent) | {
         "content": facts["map_sha256"],
@@ -108,7 +108,7 @@ def _registered(
 
 
 def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Check a registration; return the report and the columns of the version."""
+    """Check a registration; return the report and the column values of the version."""
     check_name(sent.calibrator, "a calibrator")
     check_notes(sent.tags, sent.description)
     check_model(sent.model)
@@ -151,7 +151,7 @@ def _checked(sent: Registration) -> tuple[dict[str, Any] | None, dict[str, Any]]
 
 
 def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, str | None]:
-    """Check the judged rows, if any, and return the columns of the version that describe them."""
+    """Check the judged rows, if any, and return the column values that describe them."""
     if content is None:
         return {"judged_sha256": None, "judged_data": None}
     try:
@@ -167,11 +167,12 @@ def _judged_facts(content: bytes | None, fitted: CalibrationMap) -> dict[str, st
 
 
 def _check_header(content: bytes) -> None:
-    """Raise Invalid if the header is larger than that of any fitted map, before parsing it."""
+    """Raise Invalid, before parsing, if the header is larger than any fitted map's."""
     header = archive.header_text(content)
     if len(header) > LONGEST_HEADER:
         raise Invalid(
-            "bad_map", f"the map's header has {len(header)} bytes, more than {LONGEST_HEADER}"
+            "bad_map",
+            f"the map's header has {len(header)} bytes, but the limit is {LONGEST_HEADER}",
         )
     check_cost(header, MAX_HEADER_COST)
 
@@ -188,12 +189,12 @@ def _check_answers(fitted: CalibrationMap) -> None:
         raise Invalid("bad_map", f"the map cannot be applied: {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise Invalid(
-            "bad_map", f"the map cannot be applied: its arrays do not fit together ({error})"
+            "bad_map", f"the map cannot be applied: its arrays are inconsistent ({error})"
         ) from error
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether every JSON parser can read a value: finite, not nested deeply, valid text."""
+    """Return True if any JSON parser can read a value: finite, not too deep, valid text."""
     match value:
         case None | bool():
             return True
@@ -212,12 +213,12 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether text has no NUL and no lone surrogates."""
+    """Return True if text has no NUL and no lone surrogates."""
     return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
 
 
 def _report(report: dict[str, Any]) -> Report:
-    """Return an untrusted report; raise Invalid if it cannot be read and rendered."""
+    """Parse an untrusted report; raise Invalid if it cannot be read and rendered."""
     if not _is_plain(report, DEEPEST):
         raise Invalid("bad_report", "the report cannot be read: it must be plain JSON")
     check_limits(report)
@@ -225,7 +226,7 @@ def _report(report: dict[str, Any]) -> Report:
         read = Report.from_dict(report)
     except CalibrationError as error:
         raise Invalid(
-            "bad_report", "the report does not have the form of Report.to_dict()"
+            "bad_report", "the report is not in the format of Report.to_dict()"
         ) from error
     if not isinstance(read.fit.get("parameters", {}), dict):
         raise Invalid("bad_report", "the report cannot be read: fit.parameters is not an object")
@@ -236,7 +237,7 @@ def _report(report: dict[str, Any]) -> Report:
         read.chart()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Invalid(
-            "bad_report", "the report cannot be shown: numbers are missing or out of range"
+            "bad_report", "the report cannot be rendered: numbers are missing or out of range"
         ) from error
     return read
 
@@ -250,7 +251,7 @@ def _not_drawn(spec: dict[str, Any]) -> str:
 
 
 def _check_verdict(report: Report) -> None:
-    """Raise Invalid unless the verdict, which can allow promotion, follows from the intervals."""
+    """Raise Invalid unless the verdict, which may allow promotion, follows from the intervals."""
     if report.verdict != decide(report.n, report.change, report.chance):
         raise Invalid(
             "bad_report",
@@ -277,6 +278,6 @@ def _rows(fitted: CalibrationMap) -> int | None:
     rows = fitted.fit_info.get("rows")
     if rows is not None and not (type(rows) is int and 0 <= rows < 2**63):
         raise Invalid(
-            "bad_map", "rows in the map's fit_info must be a non-negative integer, or omitted"
+            "bad_map", "rows in the map's fit_info must be a non-negative integer or omitted"
         )
     return rows

@@ -15,10 +15,10 @@ BLOBS = ("map_sha256", "onnx_sha256", "judged_sha256")
 
 
 class Calibrators(Repository):
-    """Calibrators with their versions and reports."""
+    """SQL for calibrators, with their versions and reports."""
 
     def lock(self, id: str) -> None:
-        """Lock a calibrator until the transaction ends, to count its aliases."""
+        """Lock a calibrator until the transaction ends, so that its aliases can be counted."""
         row = select(calibrators.c.id).where(calibrators.c.id == id)
         self.session.execute(row.with_for_update(key_share=True))
 
@@ -62,7 +62,7 @@ class Calibrators(Repository):
     ) -> Version:
         """Add the next version of a calibrator, with its report.
 
-        ``id`` is the id of the version, which is part of the keys of its blobs.
+        ``id`` is the version's id, which is part of its blob keys.
         """
         files = sum(facts.get(name) is not None for name in BLOBS)
         size = blob_bytes + files * FILE_BYTES + json_bytes(report, fit_info, facts)
@@ -91,7 +91,7 @@ class Calibrators(Repository):
     def judged(
         self, workspace: str, name: str, number: int
     ) -> tuple[Version, dict[str, Any] | None] | None:
-        """Return a version and its report, read in one statement; None if there is none."""
+        """Return a version and its report, read in one statement; None if it does not exist."""
         mine = (calibrators.c.workspace == workspace) & (calibrators.c.name == name)
         is_its = (reports.c.calibrator == versions.c.calibrator) & (
             reports.c.number == versions.c.number
@@ -110,7 +110,7 @@ class Calibrators(Repository):
         return Version(**facts), document
 
     def hashes(self, ids: Collection[str]) -> dict[str, set[str | None]]:
-        """Return the SHA-256 hashes of the blobs of the versions that exist, by version id."""
+        """Return the blob hashes (SHA-256) of the versions that exist, by version id."""
         blobs = (versions.c.map_sha256, versions.c.onnx_sha256, versions.c.judged_sha256)
         rows = self.session.execute(select(versions.c.id, *blobs).where(versions.c.id.in_(ids)))
         return {id: set(sha256s) for id, *sha256s in rows}
@@ -144,12 +144,12 @@ class Calibrators(Repository):
         return found
 
     def has_report(self, calibrator: str, number: int) -> bool:
-        """Return whether a version has a report, without reading it."""
+        """Return True if a version has a report, without reading it."""
         chosen = select(reports.c.number).where(self._is(reports, calibrator, number))
         return self.session.scalar(chosen) is not None
 
     def annotate(self, calibrator: str, number: int, **notes: Any) -> Version | None:
-        """Change the tags or the description of a version, and update its calibrator's size."""
+        """Change the tags or description of a version; update its calibrator's stored bytes."""
         mine = self._is(versions, calibrator, number)
         before = self._one(Version, select(versions).where(mine).with_for_update())
         if before is None:

@@ -182,7 +182,7 @@ def annotate_version(
     number: openapi.Number,
     body: NotesIn,
 ) -> VersionOut:
-    """Change the tags or the description of a version; its other fields never change."""
+    """Change the tags or description of a version; its other fields never change."""
     joined.quota.check_notes(joined.database, caller.workspace, body.tags, body.description)
     with joined.database.write() as store:
         changed = versions.annotate(
@@ -226,7 +226,7 @@ def get_onnx(
 ) -> Response:
     """Return an ONNX model that maps float32 logits (n, k) to probabilities (n, k).
 
-    Its output was checked against that of the map when the version was fitted.
+    Its output was checked against the map's when the version was fitted.
     """
     with joined.database.read() as store:
         found = versions.find(store, caller, name, number)
@@ -253,4 +253,4 @@ def _decoded(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise Invalid("bad_base64", f"{name} must be bytes encoded in base64") from error
+        raise Invalid("bad_base64", f"{name} must be base64-encoded") from error

@@ -93,7 +93,7 @@ class NotesIn(RequestBody):
 
 
 class RegisterIn(RequestBody):
-    """A map that was fitted elsewhere: its archive in base64, and its report."""
+    """A map fitted elsewhere: its archive in base64, and its report."""
 
     map: Annotated[str, Field(max_length=1 << 24, examples=["Y2FsaWJyZAE="])]
     report: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ LONGEST_TAG = 200
 LONGEST_DESCRIPTION = 4000
 LONGEST_MODEL = 200
 NO_ONNX = "no ONNX"
-NUMBERS = range(1, 2**31)  # of versions, which the database can store
+NUMBERS = range(1, 2**31)  # version numbers that the database can store
 
 
 def calibrator_named(store: Store, principal: Principal, name: str) -> CalibratorRow:
@@ -59,7 +59,7 @@ class JudgedVersion(NamedTuple):
         return f"version {self.version.number}, {self.version.method}"
 
     def has_seen(self, dataset: Dataset) -> bool:
-        """Return whether the version was fitted on this dataset."""
+        """Return True if the version was fitted on this dataset."""
         return self.version.dataset_sha256 == dataset.sha256
 
 
@@ -75,7 +75,7 @@ def judged(store: Store, principal: Principal, name: str, number: int) -> Judged
 
 
 def why_no_onnx(version: Version) -> str:
-    """Return why a version has no ONNX model."""
+    """Return the reason a version has no ONNX model."""
     warnings = version.fit_info.get("warnings")
     listed = warnings if isinstance(warnings, list) else []  # registered maps are untrusted
     messages = [str(one.get("message", "")) for one in listed if isinstance(one, dict)]
@@ -121,25 +121,26 @@ def annotate(
 
 
 def check_notes(tags: dict[str, str], description: str, what: str = "a version") -> None:
-    """Raise Invalid if there are too many tags, or tags or description are too long."""
+    """Raise Invalid if there are too many tags, or if a tag or the description is invalid."""
     if len(tags) > MAX_TAGS:
         raise Invalid("too_many_tags", f"{what} can have at most {MAX_TAGS} tags, got {len(tags)}")
     for key, value in tags.items():
         check_name(key, "a tag")
         if len(value) > LONGEST_TAG or not is_readable(value):
             raise Invalid(
-                "bad_tag", f"the tag {key!r} must have at most {LONGEST_TAG} printable characters"
+                "bad_tag",
+                f"the tag {key!r} must have at most {LONGEST_TAG} characters, all printable",
             )
     if len(description) > LONGEST_DESCRIPTION or not is_readable(description, lines=True):
         raise Invalid(
             "bad_description",
             f"a description must have at most {LONGEST_DESCRIPTION} characters, and no control "
-            "characters other than newlines and tabs",
+            "characters except newlines and tabs",
         )
 
 
 def check_model(model: str | None) -> None:
-    """Raise Invalid unless a model's fingerprint is one short line of text."""
+    """Raise Invalid unless a model's fingerprint is a short line of text."""
     if model is not None and not (0 < len(model) <= LONGEST_MODEL and is_readable(model)):
         raise Invalid(
             "bad_model",

@@ -1,1 +1,1 @@
-"""Training runs: receive statistics from ranks, and return the state of AdaFocal."""
+"""Training runs: receive statistics from ranks, and return the AdaFocal state."""

@@ -14,7 +14,7 @@ from service.storage.records import RunSession, RunStep
 from service.storage.repository import Repository, page_length
 from service.storage.run_tables import SESSION, run_sessions, run_steps
 
-# size of the JSON of a page of steps; it is read in a few times 10 ms
+# JSON size of a page of steps; reading it takes a few tens of milliseconds
 STEPS_BYTES = 1 << 21
 LARGE = ("state", "ranks", "metrics", "bins", "reliability", "switched")
 
@@ -92,8 +92,8 @@ class RunHistory(Repository):
     def _line(self, run: str) -> list[Stretch]:
         """Return the history of a run, oldest step first, with one index lookup per session.
 
-        If a later session started from an earlier step, it repeated the steps after that one, and
-        only the repeated steps belong to the history. The steps of a session have no gaps.
+        A later session that started from an earlier step repeated the steps after it, and only the
+        repeated steps belong to the history. The steps of a session have no gaps.
         """
         base = run_sessions.c.base_step
         last = (
@@ -123,7 +123,7 @@ def _of(session: RunSession) -> ColumnElement[bool]:
 
 
 def _cut(line: Iterable[Stretch], after: int, limit: int) -> list[Stretch]:
-    """Return the first ``limit`` steps of a history after the step ``after``."""
+    """Return stretches with the first ``limit`` steps of a history after the step ``after``."""
     found: list[Stretch] = []
     for one in line:
         first = max(one.first, after + 1)

@@ -38,7 +38,7 @@ NEWEST = (run_sessions.c.begun_at.desc(), run_sessions.c.number.desc())
 POSTED = (run_statistics.c.rank, run_statistics.c.sha256, run_statistics.c.late)
 NOTES = ("tags", "description")
 LONGEST_MERGE = 86_400  # seconds
-AT_ONCE = 16  # number of statistics, of up to 500 kB each, that are read or deleted together
+AT_ONCE = 16  # how many statistics, of up to 500 kB each, are read or deleted together
 
 
 class Head(NamedTuple):
@@ -57,7 +57,7 @@ class DueSession(NamedTuple):
 
 
 class Runs(Repository):
-    """SQL for the runs in a workspace, and their sessions by number."""
+    """SQL for runs and their sessions."""
 
     def named(self, workspace: str, name: str) -> Run | None:
         """Return the run with this name."""
@@ -114,7 +114,7 @@ class Runs(Repository):
         return found
 
     def archive(self, id: str) -> Run:
-        """Archive a run, unless it is archived already."""
+        """Archive a run, unless it is already archived."""
         return self.change(id, archived_at=func.coalesce(runs.c.archived_at, now()))
 
     def touch(self, id: str, more_bytes: int = 0) -> None:
@@ -140,7 +140,7 @@ class Runs(Repository):
         return made
 
     def session_count(self, run: str) -> int:
-        """Return how many sessions a run has; this is the last number, as none are deleted."""
+        """Return the number of sessions of a run; this is the last number, as none are deleted."""
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
@@ -166,7 +166,7 @@ class Runs(Repository):
 
 
 class RunSteps(Repository):
-    """SQL for the statistics and steps of runs; writers must have locked the run."""
+    """SQL for the statistics and steps of runs; writers must lock the run first."""
 
     def post(self, session: RunSession, step: int, rank: int, **facts: Any) -> RunStatistics:
         """Record the statistics of a rank."""
@@ -208,13 +208,13 @@ class RunSteps(Repository):
         return [(SessionKey(run, number), step) for run, number, step in rows]
 
     def release(self, key: SessionKey, step: int, limit: int = AT_ONCE) -> int:
-        """Delete the statistics of up to ``limit`` ranks of a decided step; return how many."""
+        """Delete the statistics of up to ``limit`` ranks of a decided step; return their number."""
         mine = and_(
             run_statistics.c.run == key.run,
             run_statistics.c.session == key.number,
             run_statistics.c.step == step,
         )
-        # first, so that two workers do not subtract the same bytes from the run
+        # locked first, so that two workers do not subtract the same bytes from the run
         self.session.execute(select(runs.c.id).where(runs.c.id == key.run).with_for_update())
         content = run_statistics.c.statistics
         chosen = select(run_statistics.c.rank, func.length(content), run_statistics.c.claimed)
@@ -275,7 +275,7 @@ class RunSteps(Repository):
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
         """Return sessions whose next step can be decided: it is complete, or past its timeout.
 
-        Only indexes are read, because a row of statistics may have 500 kB.
+        Reads only indexes, because a row of statistics may have 500 kB.
         """
         if keys is not None and not keys:
             return []
@@ -284,7 +284,7 @@ class RunSteps(Repository):
         return [SessionKey(*row) for row in self.session.execute(place)]
 
     def due_in_turns(self, limit: int) -> list[DueSession]:
-        """Return due sessions, alternating between workspaces, each one's longest waiting first."""
+        """Return due sessions, alternating between workspaces, each in order of waiting time."""
         found = _due(None)
         oldest_first = (found.c.first, found.c.run, found.c.number)
         own = func.row_number().over(partition_by=runs.c.workspace, order_by=oldest_first)
@@ -300,13 +300,13 @@ class RunSteps(Repository):
         ]
 
     def waiting(self) -> int:
-        """Return how many statistics are waiting for other ranks or for the previous step."""
+        """Return the number of statistics waiting for other ranks or for the previous step."""
         waits = run_statistics.c.statistics.is_not(None) & ~is_decided()
         return self.session.scalar(select(func.count()).where(waits)) or 0
 
 
 def _due(keys: Collection[SessionKey] | None) -> Subquery:
-    """Return the due sessions, all or of ``keys``, with the time of the first statistics."""
+    """Select the due sessions (of ``keys``, if given) and when their statistics first arrived."""
     its = (run_sessions.c.run, run_sessions.c.number)
     wanted = _with_statistics() if keys is None else _rows_of(keys)
     decided = select(func.max(run_steps.c.step)).where(
@@ -354,7 +354,7 @@ def _with_statistics() -> Subquery:
 
 
 def bytes_until_decided(content: int, claimed: State) -> int:
-    """Return how many bytes statistics and their claimed state take until a step is decided.
+    """Return the bytes that statistics and a claimed state take until the step is decided.
 
     >>> bytes_until_decided(10, {"a": 1})
     18
@@ -369,7 +369,7 @@ def _with_bytes(run: str, more: int) -> Update:
 
 
 def is_decided() -> ColumnElement[bool]:
-    """Return an SQL condition: the step of a row of statistics is decided."""
+    """Return the SQL condition that the step of a statistics row is decided."""
     its_step = and_(
         run_steps.c.run == run_statistics.c.run,
         run_steps.c.session == run_statistics.c.session,

@@ -1,4 +1,4 @@
-"""Routes for training runs: open, post statistics, wait for the state, history."""
+"""Routes for training runs: open, post statistics, wait for the state, list the history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RunName = Annotated[str, Path(pattern=openapi.NAME_PATTERN, examples=[RUN_NAME])
 Step = Annotated[int, Path(ge=1, lt=MAX_STEPS, examples=[1])]
 Session = Annotated[
     str | None,
-    Query(pattern=SESSION_PATTERN, description="id of the session; by default the newest"),
+    Query(pattern=SESSION_PATTERN, description="id of the session; the newest by default"),
 ]
 AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
 
@@ -69,11 +69,10 @@ AfterStep = Annotated[int | None, Query(ge=0, lt=MAX_STEPS)]
     response_description="A new run and its first session",
 )
 def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn) -> OpenedRunOut:
-    """Open a session to post to, and return the state to continue with.
+    """Open a session for posting statistics, and return the state to continue from.
 
-    An existing run continues after its last decided step. With `state` or `from_step` it continues
-    from there, and the steps after it are repeated. Sending the same `session` again returns that
-    session.
+    An existing run continues after its last decided step. With `state` or `from_step`, it continues
+    from there and repeats the later steps. Sending the same `session` again returns that session.
     """
     opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}
@@ -146,11 +145,11 @@ def update_run(joined: Joined, caller: Caller, run: RunName, body: RunNotesIn) -
 async def post_statistics(
     joined: Joined, caller: Caller, run: RunName, step: Step, body: StatisticsIn
 ) -> StepDecisionOut:
-    """Post the statistics of a rank, once per step.
+    """Post a rank's statistics, once per step.
 
-    Repeating a request is safe; different statistics get 409. A step is decided when all ranks have
-    posted and the previous step is decided; steps may arrive in any order. Statistics that arrive
-    after the decision are `late`: they are recorded, but not merged.
+    Repeating a request is safe; different statistics return 409. A step is decided when all ranks
+    have posted and the previous step is decided; steps may arrive in any order. Statistics that
+    arrive after the decision are `late`: they are recorded, but not merged.
     """
 
     def recorded() -> runs.Recorded:
@@ -178,12 +177,12 @@ async def run_state(
     caller: Caller,
     run: RunName,
     after: AfterStep = None,
-    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds")] = 0,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="maximum wait in seconds")] = 0,
     session: Session = None,
 ) -> RunStateOut:
     """Return the state of a session.
 
-    With `after` and `wait`, wait for a step later than `after`, for at most `wait` seconds.
+    With `after` and `wait`, wait up to `wait` seconds for a step later than `after`.
     """
     key, answer = await _read_state(joined, caller, run, session)
     if after is None or answer.step > after or not wait:
@@ -273,4 +272,4 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise Invalid("bad_base64", "statistics must be bytes encoded in base64") from error
+        raise Invalid("bad_base64", "statistics must be base64-encoded") from error

@@ -45,7 +45,7 @@ SessionId = Annotated[
 StepNumber = Annotated[int, Field(ge=0, lt=MAX_STEPS)]
 Begun = Annotated[
     float,
-    Field(ge=0, allow_inf_nan=False, description="start time in seconds since 1970; default: now"),
+    Field(ge=0, allow_inf_nan=False, description="start time as a Unix timestamp; default: now"),
 ]
 Numbers = Annotated[list[float], Field(max_length=1001)]
 
@@ -100,9 +100,8 @@ class OpenRunIn(RequestBody):
     """A run to start or continue, from its last step unless ``state`` or ``from_step`` is given.
 
     `decides` states who merges the ranks and updates the state: the trainer, which then sends its
-    state, or the service, which waits for all ranks for at most `merge_timeout` seconds. `begun` is
-    the start time of a session that is reported later: the newest session is the one that began
-    last.
+    state, or the service, which waits at most `merge_timeout` seconds for all ranks. `begun` is the
+    start time of a session that is reported later; the newest session is the one that began last.
     """
 
     name: Annotated[str, Field(max_length=64, examples=[RUN_NAME])]
@@ -126,7 +125,7 @@ class StatisticsIn(RequestBody):
     rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)] = 0
     statistics: str = Field(
         max_length=LONGEST_STATISTICS,
-        description="BinStatistics.to_bytes in base64",
+        description="`BinStatistics.to_bytes()` in base64",
         examples=[STATISTICS],
     )
     state: StateBody | None = Field(default=None, examples=[STATE])

@@ -1,9 +1,8 @@
 """Record the statistics that ranks post, and decide the steps of runs.
 
 Merging thousands of ranks takes seconds, so it happens outside of any transaction. Statistics are
-read a few at a time. The write lock is only taken to check that no other ranks have posted since
-they were merged, and to write the decision. Two processes may merge the same step, but only one
-writes it.
+read a few at a time. The write lock is only taken to check that no more ranks have posted since the
+merge, and to write the decision. Two processes may merge the same step, but only one writes it.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from service.storage.records import Run, RunSession, RunStatistics, RunStep, Ses
 from service.storage.repository import ROW_BYTES
 from service.storage.store import Store
 
-# the number of steps that statistics may be ahead of the last decided step
+# how many steps statistics may be ahead of the last decided step
 MAX_AHEAD = 10_000
 # steps decided per call, so that the caller does not wait long
 MAX_AT_ONCE = 50
-# beyond this many ranks, a worker's housekeeping deletes the statistics later
+# with more ranks, a worker's housekeeping deletes the statistics later
 RELEASED_AT_ONCE = 4 * AT_ONCE
 TURN_SECONDS = 30.0
 # the bytes of a decision are reserved when the first statistics of its step arrive
@@ -86,7 +85,7 @@ class Recorded(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """The next step of a session when it was read: its ranks, and the position before the step."""
+    """The next step of a session as last read: its ranks, and the position before it."""
 
     session: RunSession
     head: Head
@@ -108,7 +107,7 @@ def run_named(store: Store, principal: Principal, name: str) -> Run:
 
 
 def session_of(store: Store, run: Run, id: str | None) -> RunSession:
-    """Return a session of a run by its id; the newest session if ``id`` is None."""
+    """Return a session of a run by its id, or the newest one if ``id`` is None."""
     if id is None:
         return store.runs.sessions(run.id, 1)[0]
     found = store.runs.session_named(run.id, id)
@@ -147,10 +146,11 @@ def outcome(database: Database, recorded: Recorded) -> Posted:
 
 
 def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
-    """Decide the steps of a session that are due; return False if that failed or was skipped.
+    """Decide the due steps of a session; return False if this failed or was skipped.
 
-    It is skipped if another thread of this process is still deciding them after ``wait`` seconds. A
-    failure is logged rather than raised, so that it does not delay other sessions.
+    They are skipped if another thread of this process is still deciding them after ``wait``
+    seconds. Unless the database is unavailable, a failure is logged rather than raised, so that it
+    does not delay other sessions.
     """
     with _locks_guard:
         lock = _locks.setdefault(key, threading.Lock())
@@ -170,7 +170,7 @@ def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -
 
 
 def advance(database: Database, key: SessionKey) -> None:
-    """Decide the next steps of a session that are due."""
+    """Decide the next due steps of a session."""
     for _ in range(MAX_AT_ONCE):
         if not _decide_next(database, key):
             return
@@ -202,8 +202,8 @@ class _Merge:
 def _decide_next(database: Database, key: SessionKey) -> bool:
     """Decide the next step of a session; return False if it is not due.
 
-    The statistics of a rank that posts while others are being merged are either merged as well, or
-    arrive after the decision was written, and are late.
+    If a rank posts while others are being merged, its statistics are either merged as well, or
+    arrive after the decision and are late.
     """
     merge: _Merge | None = None
     lost: int | None = None
@@ -256,7 +256,7 @@ def _write(store: Store, pending: _Pending, merge: _Merge, decision: dict[str, A
 
 
 def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
-    """Return the columns of a step, except its ranks; without rows, the state does not change."""
+    """Return the column values of a step, except its ranks."""
     bins = WIDTHS
     after: AdaFocalState | None = None
     verified: bool | None = None
@@ -301,7 +301,7 @@ def _recorded(store: Store, run: Run, session: RunSession, sent: SentStatistics)
         raise Invalid(
             "bad_step",
             f"the session {session.id!r} is at step {head.step}, and statistics may be at most "
-            f"{MAX_AHEAD} steps ahead, got step {sent.step}",
+            f"{MAX_AHEAD} steps ahead, got statistics for step {sent.step}",
         )
     known = store.run_steps.posted(session, sent.step, sent.rank)
     if known is not None:
@@ -332,8 +332,8 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
     if sent.step <= session.base_step:
         raise Invalid(
             "bad_step",
-            f"the session {session.id!r} starts after step {session.base_step}: "
-            f"step must be greater, got {sent.step}",
+            f"step must be greater than the base step {session.base_step} of the session "
+            f"{session.id!r}, got {sent.step}",
         )
     by_trainer = session.decides == "trainer"
     if by_trainer and sent.rank != 0:
@@ -350,8 +350,8 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
-    """Raise if a rank's share is so large that the sum over all ranks could overflow."""
-    share = f"statistics of one of {session.world_size} ranks may contain at most"
+    """Raise TooLarge if a rank's share is so large that the sum over all ranks could overflow."""
+    share = f"the statistics of one of {session.world_size} ranks may contain at most"
     most = MAX_ROWS // session.world_size
     if statistics.rows > most:
         raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
@@ -363,10 +363,13 @@ def _check_share(session: RunSession, statistics: BinStatistics) -> None:
 
 
 def _check_claim(run: Run, sent: SentStatistics, *, needed: bool) -> None:
-    """Raise Invalid if a required state was not sent, or if a state was sent but not required."""
+    """Raise Invalid if the state is missing, unexpected or invalid for this step."""
     if sent.state is None:
         if needed:
-            raise Invalid("bad_state", "state is missing: the trainer decides and must send it")
+            raise Invalid(
+                "bad_state",
+                "state is missing: the trainer decides steps, so it must send the state",
+            )
         return
     check_state(run, sent.state)
     if not needed:
@@ -380,4 +383,6 @@ def check_state(run: Run, state: AdaFocalState) -> None:
     if run.settings is None:
         raise Invalid("bad_state", f"state must be null: the run {run.name!r} is a monitor")
     if asdict(state.settings) != run.settings:
-        raise Invalid("bad_state", f"the settings in state differ from those of {run.name!r}")
+        raise Invalid(
+            "bad_state", f"the settings in state differ from those of the run {run.name!r}"
+        )

@@ -107,7 +107,7 @@ def annotate(
 
 
 def _find_or_add(store: Store, principal: Principal, opening: Opening) -> tuple[Run, bool]:
-    """Return the run, locked, and whether it is new."""
+    """Find or add the run and lock it; return it, and True if it is new."""
     found = store.runs.named(principal.workspace, opening.name)
     if found is None:
         settings = None
@@ -148,7 +148,7 @@ def _check_count(store: Store, run: Run) -> None:
     if store.runs.session_count(run.id) >= MAX_SESSIONS:
         raise Conflict(
             "too_many_sessions",
-            f"the run {run.name!r} has {MAX_SESSIONS:,} sessions, which is the limit: send the "
+            f"the run {run.name!r} already has {MAX_SESSIONS:,} sessions, the maximum: send the "
             "state, and continue under another name",
             limit=MAX_SESSIONS,
         )

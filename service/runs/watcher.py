@@ -18,13 +18,13 @@ from service.storage.records import SessionKey
 
 MERGE_THREADS = 3
 MAX_DUE = 100
-RETRY_SECONDS = 5.0  # before a step that could not be merged is retried
+RETRY_SECONDS = 5.0  # before retrying a step that could not be merged
 
 _log = structlog.get_logger("calibrd.runs")
 
 
 class Merges:
-    """Decides due steps on a few threads, at most one session per workspace at a time.
+    """Threads that decide due steps, for at most one session per workspace at a time.
 
     Deciding the steps of a session may take minutes. A step that failed is retried after
     RETRY_SECONDS.
@@ -36,12 +36,12 @@ class Merges:
         self._tried: dict[SessionKey, float] = {}
 
     def start_due(self) -> int:
-        """Begin to decide the due steps of all workspaces; return how many sessions started."""
+        """Start deciding the due steps of all workspaces; return the number of sessions started."""
         with self._database.read() as store:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
     def start(self, due: Collection[DueSession]) -> int:
-        """Begin to decide the steps of these sessions, starting with those not tried yet."""
+        """Start deciding the steps of these sessions, untried first; return how many started."""
         now, begun = time.monotonic(), 0
         keys = {one.key for one in due}
         self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}
@@ -51,7 +51,7 @@ class Merges:
                 self._tried[key] = now
                 self._merging.add(workspace)
                 begun += 1
-                # a daemon, because a process must not wait for it when it ends
+                # a daemon thread, so that the process can end without waiting for it
                 threading.Thread(
                     target=self._merge, args=(key, workspace), name="merge", daemon=True
                 ).start()
@@ -68,7 +68,7 @@ class Merges:
 
 
 class RunWatcher(Watcher[SessionKey, int]):
-    """Watches the last decided step of each session, and starts merges for steps that are due.
+    """Watcher for the last decided step of each session, which also starts due merges.
 
     Merging takes up to a minute, so it does not run on the polling thread.
     """
@@ -91,7 +91,7 @@ class RunWatcher(Watcher[SessionKey, int]):
                 self._workspaces.pop(key, None)
 
     def _read_steps(self, keys: list[SessionKey]) -> dict[SessionKey, int]:
-        """Return the last decided steps; a workspace that takes too long does not delay others."""
+        """Return the last decided steps; a failure in one workspace does not affect others."""
         by_workspace: dict[str | None, list[SessionKey]] = {}
         for key in keys:
             by_workspace.setdefault(self._workspaces.get(key), []).append(key)
@@ -116,8 +116,8 @@ class RunWatcher(Watcher[SessionKey, int]):
 def release_merged(database: Database, limit: int = 100) -> int:
     """Delete the statistics of decided steps, in short transactions; return the number of steps.
 
-    After each transaction this sleeps for as long as the transaction took, so that other writers
-    get a turn: SQLite does not queue waiting writers.
+    Sleeps after each transaction for as long as it took, so that other writers get a turn: SQLite
+    does not queue waiting writers.
     """
     with database.read() as store:
         merged = store.run_steps.unreleased(limit)

@@ -1,8 +1,8 @@
-"""Codecs for arrays, one module per format; input is untrusted.
+"""Array codecs, one module per format. Input is untrusted.
 
-``read_arrays`` and ``encode`` are for bodies in memory, ``inspect`` and ``load`` for datasets on
-disk. Unreadable bytes raise Malformed, broken rules Invalid (or a DataError of calibrators),
-exceeded limits TooLarge; no input raises anything else.
+``read_arrays`` and ``encode`` handle bodies in memory; ``inspect`` and ``load`` handle datasets on
+disk. Unreadable bytes raise Malformed, invalid data raises Invalid (or a DataError from
+calibrators), and oversized input raises TooLarge. No input raises any other error.
 """
 
 from service.datasets.formats.bodies import (

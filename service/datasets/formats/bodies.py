@@ -1,4 +1,4 @@
-"""Arrays in request and response bodies: the formats and their shared code.
+"""Array formats for request and response bodies, and the code they share.
 
 To add a format, add a member to ``Format`` and a file with its ``Codec`` to this folder.
 """
@@ -37,7 +37,7 @@ UNSPECIFIED = (None, "", "application/octet-stream")
 
 
 class Format(StrEnum):
-    """Formats of arrays; the value is also the file extension."""
+    """Array formats; each value is also the file extension."""
 
     NPY = "npy"
     NPZ = "npz"
@@ -45,7 +45,7 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
 
-    # an enum's own hash runs in Python, several times for every predict call
+    # Enum.__hash__ is pure Python and would run several times per predict call
     __hash__ = str.__hash__
 
     @property
@@ -60,11 +60,11 @@ class Format(StrEnum):
 
 
 class Arrays(NamedTuple):
-    """The arrays of a body: values (n, k) or (n,), labels and segments (n,), and their kind.
+    """The arrays in a body: values (n, k) or (n,), labels (n,), segments (n,) and their kind.
 
     Labels, segments, features (n, d) and the head's weight and bias are optional. ``declared`` is
-    None if the body does not state the kind (npy, arrays called ``values``, a bare JSON list, some
-    CSV). The arrays may share the memory of the body, and keep its byte order and memory layout.
+    None if the body does not state the kind (npy, arrays named ``values``, a bare JSON list, some
+    CSV). The arrays may share memory with the body; they keep its byte order and memory layout.
     """
 
     values: Array
@@ -78,18 +78,18 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """The reader and writer of a format. Malformed input only raises errors with a code.
+    """Reader and writer of a format. All errors for malformed input have a code.
 
     The first of ``media_types`` is the canonical one. ``holds`` describes the contents.
     ``decode`` reads a body of at most ``limit`` bytes, both as sent and unpacked. ``columns``
-    reads a file of a given size by rows, in constant memory; without it files are decoded whole.
-    ``encode`` writes a response; without it the format is for datasets only. ``begins``
-    recognises the first bytes. ``unpacked_size`` returns the memory that an unpacked body takes.
-    ``parsed_size`` returns the number of bytes of JSON that would take as long to parse.
+    reads a file of a given size in blocks of rows, in constant memory; without it, files are
+    decoded whole. ``encode`` writes a response; without it, the format is for datasets only.
+    ``begins`` recognises the format by its first bytes. ``unpacked_size`` returns the memory that
+    an unpacked body takes. ``parsed_size`` returns the parsing cost as a number of JSON bytes.
 
-    ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is a body of such a format.
-    ``is_named`` is False if a body holds a single array without a name, and so no labels.
-    ``is_file`` offers the format in the dashboard.
+    ``is_text`` limits bodies to ``max_json_bytes``; ``example`` is a sample text body.
+    ``is_named`` is False if a body holds a single unnamed array, and therefore no labels.
+    ``is_file`` is True if the dashboard offers the format.
     """
 
     format: Format
@@ -109,7 +109,7 @@ class Codec:
 
 @cache
 def all_codecs() -> dict[Format, Codec]:
-    """Return the codec of each format, found by scanning this folder."""
+    """Return the codec of each format, found by scanning this package."""
     package = importlib.import_module(__package__ or "")
     found = {one.format: one for one in instances_of(package, Codec)}
     return {format: found[format] for format in Format}
@@ -122,7 +122,7 @@ def media_types() -> dict[str, Format]:
 
 
 def format_of(content_type: str | None, head: bytes) -> Format:
-    """Return the format named by a content type, or the one recognised from the first bytes.
+    """Return the format for a content type; if unspecified, detect it from the first bytes.
 
     >>> format_of("application/json; charset=utf-8", b"").value
     'json'
@@ -145,12 +145,12 @@ def format_of(content_type: str | None, head: bytes) -> Format:
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
-    """Return the arrays of a body of at most ``limit`` bytes, as sent and unpacked.
+    """Return the arrays in a body of at most ``limit`` bytes, both as sent and unpacked.
 
     npz, safetensors and JSON objects name their arrays. One of them must be ``logits``,
     ``probabilities`` or (if the kind is stated elsewhere) ``values``; ``labels``, ``segments``,
-    ``features``, ``head_weight`` and ``head_bias`` are optional. The columns of CSV contain values,
-    labels and segments. The rules of calibrators (NaN, ranges) are not checked here.
+    ``features``, ``head_weight`` and ``head_bias`` are optional. CSV columns contain values, labels
+    and segments. Numbers are not validated here: calibrators checks for NaN and ranges.
     """
     check_size(len(body), limit)
     if not len(body):
@@ -159,19 +159,21 @@ def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
 
 
 def encode(format: Format, arrays: dict[str, Array]) -> bytes:
-    """Encode arrays as a body; npy holds exactly one, whose name is dropped."""
+    """Encode arrays as a body; npy takes exactly one array and drops its name."""
     codec = format.codec
     if codec.encode is None:
-        raise NotAcceptable("not_acceptable", f"{format} is for datasets only, not for responses")
+        raise NotAcceptable(
+            "not_acceptable", f"{format} is supported for datasets only, not for responses"
+        )
     if len(arrays) != 1 and not codec.is_named:
         raise NotAcceptable(
-            "one_array_only", f"{format} holds one array: request npz, safetensors or JSON"
+            "one_array_only", f"{format} holds only one array: request npz, safetensors or JSON"
         )
     return codec.encode(arrays)
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise TooLarge if there are more bytes than allowed."""
+    """Raise TooLarge if ``size`` exceeds ``limit``."""
     if size > limit:
         raise TooLarge(
             "body_too_large", f"at most {limit} bytes are allowed, got {size}", limit=limit
@@ -192,7 +194,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
-    """Raise the DataError of calibrators unless an array has one or two dimensions."""
+    """Raise the same DataError as calibrators unless an array has one or two dimensions."""
     if len(shape) in (1, 2):
         return
     if name == LABELS:
@@ -202,7 +204,7 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
 
 
 def declared_kind(names: Iterable[str]) -> Kind | None:
-    """Return the kind that the array names declare; None if the array is called ``values``.
+    """Return the kind that the array names declare; None if the array is named ``values``.
 
     Raises Invalid unless exactly one of logits, probabilities and values is sent.
     """
@@ -212,13 +214,13 @@ def declared_kind(names: Iterable[str]) -> Kind | None:
         raise Invalid(
             "logits_or_probabilities",
             "send exactly one of logits, probabilities and values, "
-            f"got {' and '.join(sent) or 'none of them'}",
+            f"got {' and '.join(sent) or 'none'}",
         )
     return next((kind for kind in KINDS if kind in present), None)
 
 
 def named_arrays(arrays: dict[str, Array]) -> Arrays:
-    """Return the arrays of a body that names them; raise if one is unknown or missing."""
+    """Validate and return the named arrays of a body; raise if one is unknown or missing."""
     check_names(arrays)
     declared = declared_kind(arrays)
     segments = arrays.pop(SEGMENTS, None)
@@ -236,7 +238,7 @@ def named_arrays(arrays: dict[str, Array]) -> Arrays:
 
 def _reason(media_type: str) -> str:
     if media_type in UNSPECIFIED:
-        return "the format of the body is not recognised, and no content type states it"
+        return "the content type names no format, and the format of the body is not recognised"
     return f"the content type {media_type[:80]!r} is not supported"
 
 

@@ -1,12 +1,12 @@
-"""Arrays as CSV: a header that names the columns, then a line for each row.
+"""Arrays as CSV: a header with the column names, then one line per row.
 
-One column is ``label`` (or ``labels``), one may be ``segment`` (or ``segments``); the others are
-the classes. Their names define the kind:
+``label`` (or ``labels``) is required and ``segment`` (or ``segments``) optional. All other columns
+are classes, and their names define the kind:
 
     logit_0, logit_1, ...                    logits; the number is the class, in any order
     p_0, ... or probability_0, ...           probabilities, likewise
-    logit, p or probability, and no other    two classes, of which this is class 1
-    any other names                          classes in the file's order; ``kind`` is required
+    only logit, p or probability             two classes; the column is class 1
+    any other names                          classes in column order; ``kind`` is required
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Number = TypeVar("Number", int, float)
 
 
 class CsvHeader(NamedTuple):
-    """The names of all columns, and the positions of labels, segments (if any) and classes."""
+    """Column names, and the positions of the labels, segments (if any) and classes."""
 
     names: list[str]
     labels: int
@@ -50,7 +50,7 @@ class CsvHeader(NamedTuple):
 
 
 def decode(body: Bytes) -> Arrays:
-    r"""Return the arrays of a CSV file: UTF-8, comma-separated, optionally quoted.
+    r"""Return the arrays in a CSV file: UTF-8, comma-separated, optionally quoted.
 
     >>> decode(b"logit_1,label,logit_0\n2.5,1,-1\n").values.tolist()
     [[-1.0, 2.5]]
@@ -80,12 +80,12 @@ def _check_text(body: Bytes) -> None:
         str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise Malformed(
-            "malformed_csv", f"the file is not UTF-8 text: byte {error.start} cannot be read"
+            "malformed_csv", f"the file is not valid UTF-8: cannot decode byte {error.start}"
         ) from error
 
 
 def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines that are not blank, with their line numbers."""
+    """Yield the non-blank rows with their line numbers."""
     physical = _PhysicalLines(body)
     reader = csv.reader(physical, skipinitialspace=True, strict=True)
     try:
@@ -98,9 +98,9 @@ def _lines(body: Bytes) -> Iterator[tuple[int, list[str]]]:
 
 
 class _PhysicalLines:
-    """The lines of a body, decoded as they are read; ``commas`` counts commas in the current row.
+    """Lines of a body, decoded lazily; ``commas`` counts the commas in the current row.
 
-    The reader creates a string per cell, so a row with too many cells is refused before it is
+    The reader creates a string per cell, so a row with too many cells is rejected before it is
     split.
     """
 
@@ -123,33 +123,34 @@ def _header(line: Sequence[str]) -> CsvHeader:
     if len(found) != 1:
         raise Invalid(
             "no_labels",
-            "the first line must name the columns, exactly one of them label (or labels), "
-            f"got {len(found)} such columns",
+            f"the header must contain exactly one column named label (or labels), got {len(found)}",
         )
     segment = [place for place, name in enumerate(names) if name in SEGMENTS]
     if len(segment) > 1:
         raise Invalid(
-            "bad_columns", "two columns contain segments: leave out `segment` or `segments`"
+            "bad_columns", "both `segment` and `segments` are present: remove one of them"
         )
     others = [place for place in range(len(names)) if place not in (*found, *segment)]
     if not others:
-        raise Invalid("bad_columns", "there is no column for a class: add logit_0, logit_1, ...")
+        raise Invalid("bad_columns", "there are no class columns: add logit_0, logit_1, ...")
     return CsvHeader(names, found[0], segment[0] if segment else None, *_classes(names, others))
 
 
 def _check_names(names: Sequence[str]) -> None:
     if not names:
-        raise Malformed("malformed_csv", "there is no header: the first line must name the columns")
+        raise Malformed(
+            "malformed_csv", "the header is missing: the first line must name the columns"
+        )
     if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
         raise Malformed("malformed_csv", f"columns must be separated by commas, got {found[0]!r}")
     if "" in names:
         raise Invalid(
             "bad_columns",
-            f"column {names.index('') + 1} has no name: leave it out (pandas: index=False)",
+            f"column {names.index('') + 1} has no name: remove it (in pandas, use index=False)",
         )
     twice, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise Malformed("duplicate_names", f"two columns are called {twice[:SHOWN]!r}")
+        raise Malformed("duplicate_names", f"two columns are named {twice[:SHOWN]!r}: remove one")
 
 
 def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind | None]:
@@ -165,15 +166,12 @@ def _classes(names: Sequence[str], others: list[int]) -> tuple[list[int], Kind |
         if found is None:
             raise Invalid(
                 "unknown_array",
-                f"the column {names[place][:SHOWN]!r} is not a class, label or segment: "
-                "leave it out",
+                f"column {names[place][:SHOWN]!r} is not a class, label or segment: remove it",
             )
         by_class[int(found[2])] = place
         kinds.add(KINDS[found[1]])
     if len(kinds) != 1:
-        raise Invalid(
-            "logits_or_probabilities", "send exactly one of logits and probabilities, got both"
-        )
+        raise Invalid("logits_or_probabilities", "send either logits or probabilities, not both")
     _check_classes(by_class, len(others))
     return [by_class[one] for one in sorted(by_class)], kinds.pop()
 
@@ -183,7 +181,7 @@ def _check_classes(numbers: Collection[int], columns: int) -> None:
     if missing is not None:
         raise Invalid(
             "bad_columns",
-            f"the {columns} class columns must be numbered 0 to {columns - 1}, each once: "
+            f"the {columns} class columns must be numbered 0 to {columns - 1} without repeats: "
             f"class {missing} is missing",
         )
 

@@ -1,4 +1,4 @@
-"""Datasets on disk: check all rules in constant memory, and load them for a fit."""
+"""Datasets on disk: validate them in constant memory, and load them for a fit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, NoSpace, TooLarge
 from service.storage.database import SHARE_PART
 
-# the order in which CalibrationSet checks the rules that rows can break
+# rules for rows, in the order in which CalibrationSet checks them
 RULES = (
     "not_a_probability",
     "rows_do_not_sum_to_one",
@@ -59,7 +59,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on a body: bytes as sent and unpacked, bytes of text, classes."""
+    """Limits for a body: bytes (as sent and unpacked), bytes of text, and classes."""
 
     bytes: int
     json_bytes: int
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a valid dataset; ``segments`` and ``features`` are None if it has none."""
+    """Properties of a valid dataset; ``segments`` and ``features`` are None if absent."""
 
     rows: int
     classes: int
@@ -92,10 +92,10 @@ class DatasetColumns(NamedTuple):
 
 
 def inspect(path: Path, format: Format, kind: Kind | None, limits: Limits) -> Facts:
-    """Check a file as CalibrationSet would, with the same errors, in blocks of rows.
+    """Validate a file in blocks of rows, raising the same errors as CalibrationSet.
 
-    Memory use does not grow with the file, compressed or not. If ``kind`` is None, the names in
-    the file must define it.
+    Memory use does not grow with the file, compressed or not. If ``kind`` is None, the array names
+    must define it.
     """
     check_size(path.stat().st_size, limits.of(format))
     with path.open("rb") as file:
@@ -124,8 +124,8 @@ def load(
 ) -> CalibrationSet:
     """Load a dataset from a file that ``inspect`` has accepted.
 
-    Features are only read if ``with_features`` is true. Uncompressed numbers are memory-mapped, so
-    they are only read when needed.
+    Features are read only if ``with_features`` is true. Uncompressed arrays are memory-mapped, so
+    they are read only when needed.
     """
     with path.open("rb") as file:
         limit = 1 << 62
@@ -140,20 +140,22 @@ def load(
 
 
 def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumns:
-    """Return the columns of a dataset from the arrays of a file; raise if one is missing."""
+    """Select the columns of a dataset from the arrays in a file; raise if one is missing."""
     if LABELS not in found:
         formats = ", ".join(one.format for one in all_codecs().values() if one.is_named)
-        raise Invalid("no_labels", f"a dataset needs labels: send both arrays as one of {formats}")
+        raise Invalid(
+            "no_labels", f"labels are missing: send values and labels as one of {formats}"
+        )
     check_names(found)
     declared = declared_kind(found)
     known = declared or kind
     if known is None:
         raise Invalid(
             "logits_or_probabilities",
-            "name the values logits or probabilities, or state their kind",
+            "name the values logits or probabilities, or pass `kind`",
         )
     if kind not in (None, known):
-        raise Invalid("wrong_kind", f"the stated kind is {kind} but the dataset contains {known}")
+        raise Invalid("wrong_kind", f"`kind` is {kind}, but the dataset contains {known}")
     features = None
     if any(name in found for name in FEATURE_NAMES):
         features = feature_columns.select(found)
@@ -163,7 +165,7 @@ def select_columns(found: dict[str, Column], kind: Kind | None) -> DatasetColumn
 
 
 def columns(file: BinaryIO, format: Format, limit: int) -> dict[str, Column]:
-    """Return the arrays of a file by name; the unnamed array of an npy file is ``values``."""
+    """Return the arrays in a file by name; the unnamed array of an npy file is ``values``."""
     size = file.seek(0, io.SEEK_END)
     if format.codec.columns is not None:
         return format.codec.columns(file, size, limit)
@@ -208,18 +210,18 @@ def _check_layouts(values: Layout, labels: Layout, kind: Kind, limits: Limits) -
 
 
 def _valid_row(layout: Layout, kind: Kind) -> Array:
-    """Return one valid row (or none) with a layout's width and type that causes no warning."""
+    """Return a valid row of the array's width, or no row if the array is empty."""
     shape = (min(1, layout.shape[0]), *layout.shape[1:])
     if kind == "logits" or layout.dtype.kind == "b":
-        return np.full(shape, 2, layout.dtype)
+        return np.full(shape, 2, layout.dtype)  # 2 cannot be mistaken for a probability
     return np.full(shape, 0.5 if len(shape) == 1 else 1 / max(2, shape[1]))
 
 
 def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, rounding: float) -> None:
-    """Raise the DataError that CalibrationSet would raise for all rows at once.
+    """Raise the DataError that CalibrationSet would raise for the whole file.
 
-    Each block reports the first of RULES that it breaks. The earliest rule among these reports is
-    therefore the first that the whole file breaks, and every block that breaks it has reported it.
+    Each block reports the first of RULES that it violates. The earliest reported rule is therefore
+    the first that the whole file violates, and every block that violates it has reported it.
     """
     total = values.layout.shape[0]
     step = values.layout.rows_at_once
@@ -239,10 +241,10 @@ def _check_rows(values: Column, labels: Column, kind: Kind, classes: int, roundi
 
 
 def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
-    """Return the step that all probabilities of a file were rounded to; 0 if there is none.
+    """Return the step to which all probabilities in a file were rounded, or 0 if there is none.
 
-    The file is opened again, because compressed rows can only be read in order; unrounded
-    probabilities are recognised in their first block.
+    The file is opened again because compressed rows can only be read in order. For unrounded
+    probabilities, the first block is enough.
     """
     finder = GridFinder()
     with path.open("rb") as file, TemporaryFile(dir=path.parent) as spool:
@@ -259,13 +261,13 @@ def _rounding(path: Path, format: Format, kind: Kind, limits: Limits) -> float:
 
 
 def _check_room(folder: Path, layout: Layout) -> None:
-    """Raise NoSpace if an array in Fortran order does not fit on the disk when unpacked."""
+    """Raise NoSpace if a Fortran-order array does not fit on the disk when unpacked."""
     room = shutil.disk_usage(folder).free // SHARE_PART
     if layout.fortran and layout.nbytes > room:
         raise NoSpace(
             "no_space",
-            f"an array of {layout.nbytes} bytes in Fortran order must be unpacked on disk, but "
-            f"there is only room for {room}: send it in C order",
+            f"a Fortran-order array of {layout.nbytes} bytes must be unpacked to disk, but only "
+            f"{room} bytes are available: send it in C order",
         )
 
 

@@ -1,4 +1,4 @@
-"""A uniform sample of the rows of a dataset on disk."""
+"""Uniform samples of the rows of datasets on disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A sample, with the number of rows and the fingerprint of the whole dataset."""
+    """A sample, with the row count and fingerprint of the whole dataset."""
 
     rows: int
     data: CalibrationSet
@@ -46,8 +46,8 @@ def sample(
     """Sample rows uniformly, with a fixed seed, from a dataset that ``inspect`` has accepted.
 
     Logits are read in blocks, and only the sampled rows are kept. Probabilities are loaded whole,
-    because the replacement of their zeros depends on all rows. Features are only read if
-    ``with_features`` is true.
+    because replacing zeros depends on all rows. Features are read only if ``with_features`` is
+    true.
     """
     if kind == "probabilities":
         whole = load(path, format, kind, with_features=with_features)
@@ -81,14 +81,14 @@ def sample(
 
 
 class _RowCollector:
-    """Collects the chosen rows of a column while its blocks pass through."""
+    """Collector of chosen rows from the blocks of a column."""
 
     def __init__(self, chosen: Rows) -> None:
         self._chosen = chosen
         self._collected: list[Array] = []
 
     def collect(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        """Collect the chosen rows of the blocks, and yield all blocks unchanged."""
+        """Yield all blocks unchanged while collecting their chosen rows."""
         start = 0
         for block in blocks:
             first, last = np.searchsorted(self._chosen, (start, start + len(block)))
@@ -97,7 +97,7 @@ class _RowCollector:
             yield block
 
     def rows(self) -> Array:
-        """Return the chosen rows, once all blocks have passed."""
+        """Return the chosen rows after all blocks have been consumed."""
         return np.concatenate(self._collected)
 
 

@@ -1,4 +1,4 @@
-"""The arrays ``features``, ``head_weight`` and ``head_bias``: a last layer and its input."""
+"""The arrays ``features``, ``head_weight`` and ``head_bias``: the last layer and its input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEATURE_NAMES = (FEATURES, HEAD_WEIGHT, HEAD_BIAS)
 
 
 class FeatureColumns(NamedTuple):
-    """The columns with the features, and with the weight and the bias of the head if present."""
+    """Columns for the features and, if present, for the head's weight and bias."""
 
     features: Column
     weight: Column | None
@@ -30,7 +30,7 @@ class FeatureColumns(NamedTuple):
 
 
 class FeatureFacts(NamedTuple):
-    """Number of features per row, their bytes in memory, and whether the head is present."""
+    """Features per row, their total size in memory, and whether the head is present."""
 
     width: int
     nbytes: int
@@ -38,7 +38,7 @@ class FeatureFacts(NamedTuple):
 
 
 def select(found: dict[str, Column]) -> FeatureColumns:
-    """Return the features and the head of a file that contains at least one of their columns."""
+    """Select the feature and head columns of a file that has at least one of them."""
     if HEAD_BIAS in found and HEAD_WEIGHT not in found:
         raise Invalid("bad_head", f"{HEAD_BIAS} was sent without {HEAD_WEIGHT}: send both")
     if FEATURES not in found:
@@ -47,7 +47,7 @@ def select(found: dict[str, Column]) -> FeatureColumns:
 
 
 def check(columns: FeatureColumns, rows: int, classes: int, spool: BinaryIO) -> FeatureFacts:
-    """Check the features and the head block by block, with the errors of calibrators."""
+    """Check the features and the head block by block, raising the same errors as calibrators."""
     layout = columns.features.layout
     dtype = _dtype(layout)
     check_layout(dtype, layout.shape, rows=rows)
@@ -66,7 +66,7 @@ def check(columns: FeatureColumns, rows: int, classes: int, spool: BinaryIO) -> 
 
 
 def load(columns: FeatureColumns, path: Path) -> tuple[Array, tuple[Array, Array | None] | None]:
-    """Return the checked features and head of a file, memory-mapped if possible."""
+    """Load the features and head of a checked file, memory-mapped if possible."""
     features = columns.features.mapped(path)
     if columns.weight is None:
         return features, None

@@ -30,7 +30,7 @@ _BLOCK = 1 << 14
 
 
 def arrays_of_document(document: dict[str, Any]) -> Arrays:
-    """Return the arrays among the fields of a JSON document; other fields are ignored."""
+    """Return the arrays in a JSON document, ignoring other fields."""
     declared = declared_kind(document)
     labels, segments = document.get(LABELS), document.get(SEGMENTS)
     return Arrays(
@@ -43,7 +43,7 @@ def arrays_of_document(document: dict[str, Any]) -> Arrays:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """Convert a list of numbers (n,), or of equally long lists of numbers (n, k), to an array.
+    """Convert a list of numbers (n,) or of equal-length rows (n, k) to an array.
 
     >>> numbers("logits", [[1, 2.5], [0, -1]]).tolist()
     [[1.0, 2.5], [0.0, -1.0]]
@@ -73,7 +73,7 @@ def _check_rows(name: str, rows: list[Any]) -> None:
             raise Invalid(
                 "ragged",
                 f"all rows of {name} must have the same length: row 0 has {width} numbers, "
-                f"row {place} has {len(row)}",
+                f"but row {place} has {len(row)}",
                 row=place,
             )
 
@@ -89,7 +89,7 @@ def _check_types(name: str, flat: list[Any], width: int | None = None) -> None:
 
 
 def _array(name: str, flat: list[Any]) -> Array:
-    """Return numbers as float64, labels as integers clamped to 63 bits."""
+    """Return numbers as float64, and integer labels as int64 clamped to 63 bits."""
     is_whole = name == "labels" and float not in _types(flat)
     array = np.empty(len(flat), np.int64 if is_whole else np.float64)
     for start in range(0, len(flat), _BLOCK):
@@ -137,7 +137,7 @@ def _encode(arrays: dict[str, Array]) -> bytes:
 CODEC = Codec(
     format=Format.JSON,
     media_types=("application/json",),
-    holds="the same as npz, as nested lists; NaN and Infinity are refused",
+    holds="the same as npz, as nested lists; NaN and Infinity are rejected",
     decode=_decode,
     encode=_encode,
     begins=lambda head: head.lstrip()[:1] in (b"{", b"["),

@@ -1,9 +1,8 @@
-"""The npy format, versions 1 to 3: magic bytes, a header that is a Python literal, numbers.
+"""The npy format (versions 1 to 3): magic bytes, a Python-literal header, then the data.
 
-C and Fortran order and both byte orders are supported. The header has at most 4 kB; numpy parses
-it only after its length and brackets have been checked, which takes linear time. Object arrays are
-refused before anything can be unpickled. Arrays of all formats are described and read like npy
-files.
+C and Fortran order and both byte orders are supported. Headers are limited to 4 kB, and numpy
+parses them only after a linear-time check of their length and brackets. Object arrays are rejected
+before anything can be unpickled. The other formats describe and read arrays with the same classes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Bytes = bytes | memoryview
 PREFIX = 12
 LONGEST_HEADER = 4096
 
-# the header of plain numbers has two pairs of brackets and few commas, a structured type has more
+# numeric arrays need two pairs of brackets and few commas; structured types need more
 MAX_BRACKETS, MAX_COMMAS = 64, 200
 # raised by numpy for headers that it cannot read
 UNREADABLE = (
@@ -46,7 +45,7 @@ UNREADABLE = (
 
 
 def decode(body: Bytes, *, is_text: bool = False) -> Array:
-    """Return the array of an npy file without copying it; ``is_text`` also allows strings."""
+    """Return the array in an npy file without copying it; ``is_text`` also allows strings."""
     start = header_length(bytes(body[:PREFIX]))
     layout = parse_header(bytes(body[:start]), is_text=is_text)
     check_length(start + layout.nbytes, len(body))
@@ -61,7 +60,7 @@ def header_length(prefix: bytes) -> int:
         raise Malformed("not_npy", "not an npy file (bad magic bytes)")
     if len(prefix) < PREFIX:
         raise Malformed(
-            "truncated_body", f"an npy file starts with a header, got only {len(prefix)} bytes"
+            "truncated_body", f"the body is too short for an npy header: got {len(prefix)} bytes"
         )
     version = prefix[6]
     if version == 1:
@@ -72,7 +71,7 @@ def header_length(prefix: bytes) -> int:
         raise Malformed("unknown_version", f"npy versions 1 to 3 are supported, got {version}")
     if not PREFIX <= length <= LONGEST_HEADER:
         raise Malformed(
-            "bad_header", f"an npy header may have 12 to {LONGEST_HEADER} bytes, got {length}"
+            "bad_header", f"an npy header must have 12 to {LONGEST_HEADER} bytes, got {length}"
         )
     return length
 
@@ -81,7 +80,7 @@ def header_length(prefix: bytes) -> int:
 def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     """Parse a whole header, from the magic bytes to the newline."""
     if len(header) < header_length(header[:PREFIX]):
-        raise Malformed("truncated_body", f"the npy header ends after {len(header)} bytes")
+        raise Malformed("truncated_body", f"the npy header is truncated after {len(header)} bytes")
     bad = Malformed("bad_header", "the npy header must contain descr, fortran_order and shape")
     brackets = sum(map(header.count, (b"(", b"[", b"{")))
     if brackets > MAX_BRACKETS or header.count(b",") > MAX_COMMAS:
@@ -95,7 +94,7 @@ def parse_header(header: bytes, *, is_text: bool = False) -> Layout:
     if any(type(one) is not int or one < 0 for one in shape) or dtype.kind in "mMT":
         raise bad
     if dtype.names is not None:
-        raise Invalid("bad_type", "structured arrays are not supported: send one array of numbers")
+        raise Invalid("bad_type", "structured arrays are not supported: send a plain numeric array")
     return Layout(dtype, shape, fortran=fortran, is_text=is_text)
 
 
@@ -126,7 +125,7 @@ FORTRAN_ROWS, FORTRAN_BYTES = 1024, 24 << 20
 class Layout:
     """Type, shape and order of an array; with ``bfloat16``, the values are stored as uint16 bits.
 
-    With ``is_text`` the array may contain strings, which only ``segments`` does.
+    If ``is_text`` is true, the array may contain strings; only ``segments`` may do so.
     """
 
     dtype: np.dtype[Any]
@@ -147,31 +146,29 @@ class Layout:
         # numpy multiplies the nonzero dimensions of an empty array
         sizes = [math.prod(filter(None, self.shape))] if 0 in self.shape else self.shape
         if len(self.shape) > MAX_DIMENSIONS or any(size >= LONGEST for size in sizes):
-            raise Malformed(
-                "bad_header", "the header states a shape that is too large for any file"
-            )
+            raise Malformed("bad_header", "the shape in the header is too large for any file")
 
     @cached_property
     def count(self) -> int:
-        """The number of values, as a Python integer: 2^32 x 2^32 does not overflow to 0."""
+        """The number of values, as a Python integer so that 2^32 x 2^32 does not overflow to 0."""
         return math.prod(self.shape)
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the numbers in bytes."""
+        """The size of the data in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def rows_at_once(self) -> int:
-        """The number of rows that are read as a block."""
+        """The number of rows per block."""
         width = max(1, self.shape[1] if len(self.shape) > 1 else 1)
         step = max(1, BLOCK // width)
-        if self.fortran:  # a block is one read per column, which should not be tiny
+        if self.fortran:  # a block takes one read per column, and reads should not be tiny
             step = max(step, min(FORTRAN_ROWS, FORTRAN_BYTES // (width * self.dtype.itemsize)))
         return step
 
     def array(self, data: Bytes, offset: int = 0) -> Array:
-        """Return the array whose numbers start at ``offset`` of ``data``, without a copy."""
+        """Return the array at ``offset`` in ``data``, without copying it unless it is bfloat16."""
         flat = np.frombuffer(data, self.dtype, self.count, offset)
         if self.bfloat16:
             flat = widened_bfloat16(flat)
@@ -179,7 +176,7 @@ class Layout:
 
 
 def _check_names(dtype: np.dtype[Any]) -> None:
-    """Raise DataError if an array of this type cannot contain segment names."""
+    """Raise DataError if an array of this type cannot hold segment names."""
     if dtype.kind == "U" and not 1 <= dtype.itemsize // CHARACTER_BYTES <= LONGEST_NAME:
         raise DataError(
             "bad_segment_name",
@@ -215,17 +212,17 @@ def read_at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def check_length(expected: int, got: int) -> None:
-    """Raise Malformed unless there are as many bytes as the header states."""
+    """Raise Malformed unless the size matches the header."""
     if got < expected:
         raise Malformed(
-            "truncated_body", f"the header describes {expected} bytes, but there are only {got}"
+            "truncated_body", f"the header describes {expected} bytes, but only {got} were sent"
         )
     if got > expected:
-        raise Malformed("trailing_bytes", f"{got - expected} bytes follow the end of the data")
+        raise Malformed("trailing_bytes", f"the data is followed by {got - expected} extra bytes")
 
 
 class Column(Protocol):
-    """One array of a file."""
+    """An array in a file, which is read in blocks of rows."""
 
     @property
     def layout(self) -> Layout:
@@ -235,14 +232,14 @@ class Column(Protocol):
         """Return the rows from ``start`` to ``stop``; blocks must be read in order."""
 
     def mapped(self, path: Path) -> Array:
-        """Return the whole array of the file at ``path``, memory-mapped if possible."""
+        """Return the whole array from the file at ``path``, memory-mapped if possible."""
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return this column in a form whose rows can be read in order, whatever its layout."""
+        """Return a column whose rows can be read in order, whatever the memory layout."""
 
 
 class FileColumn:
-    """Uncompressed numbers in a file, starting at byte ``start``."""
+    """An uncompressed array in a file, starting at byte ``start``."""
 
     def __init__(self, file: BinaryIO, start: int, layout: Layout) -> None:
         self.layout = layout
@@ -301,7 +298,7 @@ class MemoryColumn:
 
 
 class SegmentColumn:
-    """Segments in memory, read as names."""
+    """Segments in memory, returned as names."""
 
     def __init__(self, segments: Segments) -> None:
         self.layout = Layout(np.dtype("U1"), segments.codes.shape, is_text=True)
@@ -322,7 +319,7 @@ class SegmentColumn:
 
 
 def rows_of(layout: Layout, data: bytes, count: int) -> Array:
-    """Return ``count`` rows of an array from their bytes in C order."""
+    """Decode ``count`` rows of an array from bytes in C order."""
     raw = np.frombuffer(data, layout.dtype)
     if layout.bfloat16:
         raw = widened_bfloat16(raw)

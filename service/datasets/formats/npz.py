@@ -1,8 +1,8 @@
-"""The npz format: a zip file of npy files, read by ``zipfile`` after a check of its directory.
+"""The npz format: a zip of npy files, read by ``zipfile`` after a check of its directory.
 
 ``zipfile`` reads a directory of any size into memory, does not notice overlapping members, and
-tolerates a wrong end-of-central-directory record. Therefore these and the stated sizes are checked
-before anything is unpacked. The unpacked bytes are checked by ``zipfile`` (CRC) and
+tolerates a wrong end-of-central-directory record. All of this, including the stated sizes, is
+therefore checked before anything is unpacked. Unpacked data is checked by ``zipfile`` (CRC) and
 ``MemberReader`` (length).
 """
 
@@ -59,7 +59,7 @@ SEGMENT_COPIES = 2
 
 @dataclass(frozen=True)
 class ZipMember:
-    """A file in a zip, whose bytes begin at ``start``."""
+    """A zip member whose data begins at byte ``start``."""
 
     archive: zipfile.ZipFile
     info: zipfile.ZipInfo
@@ -67,7 +67,7 @@ class ZipMember:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the member is compressed."""
+        """True if the member is compressed."""
         return self.info.compress_type != zipfile.ZIP_STORED
 
     @property
@@ -81,7 +81,9 @@ def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
     count, offset, length = _directory(file, size)
     if count > MAX_MEMBERS or length > LONGEST_DIRECTORY:
         raise Malformed(
-            "too_many_members", f"at most {MAX_MEMBERS} members are allowed, got {count}"
+            "too_many_members",
+            f"a zip directory may have at most {MAX_MEMBERS} members and {LONGEST_DIRECTORY} "
+            f"bytes, got {count} members and {length} bytes",
         )
     with _errors("its directory cannot be read"):
         _check_entries(read_at(file, offset, length), count)
@@ -103,19 +105,19 @@ def members(file: BinaryIO, size: int, limit: int) -> dict[str, ZipMember]:
 
 
 class MemberReader:
-    """Reads the bytes of a member in order; checks length and CRC at the end."""
+    """Sequential reader of a member, which checks its length and CRC at the end."""
 
     def __init__(self, member: ZipMember) -> None:
         info = copy(member.info)
-        info.file_size += 1  # else bytes beyond the stated size would go unnoticed
+        info.file_size += 1  # otherwise bytes beyond the stated size would go unnoticed
         self._left = member.unpacked
-        with _errors("a member's header is missing or has a different name"):
+        with _errors("a member's local header is missing or has a different name"):
             self._file = member.archive.open(info)
 
     def read(self, size: int) -> bytes:
         """Return the next ``size`` bytes; raise Malformed if there are fewer."""
         with _errors("a member cannot be unpacked, or its CRC is wrong"):
-            pieces = range(0, size, PIECE)  # faster than all at once
+            pieces = range(0, size, PIECE)  # faster than a single read
             data = b"".join(self._file.read(min(PIECE, size - start)) for start in pieces)
             self._left -= len(data)
             is_longer = not self._left and self._file.read(1)
@@ -125,7 +127,7 @@ class MemberReader:
 
 
 class ZipColumn:
-    """Numbers in a member of a zip file, unpacked as they are read."""
+    """An array in a zip member, unpacked as it is read."""
 
     def __init__(self, file: BinaryIO, member: ZipMember, *, is_text: bool = False) -> None:
         self._file = file
@@ -153,7 +155,7 @@ class ZipColumn:
         return self.layout.array(array.data)
 
     def in_rows(self, spool: BinaryIO) -> Column:
-        """Return a column that can be read by rows; unpack arrays in Fortran order to ``spool``."""
+        """Return a column readable by rows, unpacking a Fortran-order array to ``spool``."""
         if not (self.layout.fortran and len(self.layout.shape) == 2):
             return self
         start, left = spool.seek(0, io.SEEK_END), self.layout.nbytes
@@ -193,21 +195,23 @@ def _encode(arrays: dict[str, Array]) -> bytes:
 
 
 def _unpacked_size(body: Bytes, limit: int) -> int:
-    """Return how many bytes of memory the arrays take, according to the directory."""
+    """Return the memory in bytes that the arrays take, according to the directory."""
     found = members(io.BytesIO(body), len(body), limit)
     segments = found[SEGMENTS].unpacked if SEGMENTS in found else 0
-    # each row also takes the code and the scale of its segment, however short the name is
+    # each row also needs its segment's code and scale, however short the name
     return sum(one.unpacked for one in found.values()) + SEGMENT_COPIES * segments
 
 
 def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """Return the number of members, and the offset and length of their directory."""
+    """Return the number of members, and the offset and length of the directory."""
     if size < END.size:
-        raise Malformed("truncated_body", f"a zip file has at least {END.size} bytes, got {size}")
+        raise Malformed(
+            "truncated_body", f"a zip file must have at least {END.size} bytes, got {size}"
+        )
     position = size - END.size
     magic, *disks, count, length, offset, comment = END.unpack(read_at(file, position, END.size))
     if magic != b"PK\x05\x06" or comment:
-        raise _damaged("it must end with an end-of-central-directory record that has no comment")
+        raise _damaged("it must end with an end-of-central-directory record without a comment")
     is_zip64 = count == FULL_16 or FULL_32 in (length, offset)
     before = read_at(file, max(0, position - LOCATOR64.size), min(position, LOCATOR64.size))
     if not is_zip64 and before.startswith(LOCATOR64_MAGIC):
@@ -226,12 +230,14 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     if disks != [0, 0, count]:
         raise _damaged("it is part of a multi-disk zip file")
     if offset + length != position:
-        raise _damaged("its directory is not where its end-of-central-directory record says")
+        raise _damaged(
+            "its directory does not end where its end-of-central-directory record begins"
+        )
     return count, offset, length
 
 
 def _check_entries(directory: bytes, count: int) -> None:
-    """Refuse a directory whose length does not match its members; ``zipfile`` accepts it."""
+    """Raise Malformed if the directory's length does not match its members (zipfile ignores it)."""
     end = 0
     for _ in range(count):
         end += CENTRAL_BYTES + sum(struct.unpack_from("<3H", directory, end + 28))
@@ -240,7 +246,7 @@ def _check_entries(directory: bytes, count: int) -> None:
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
-    """Return the offset of a member's bytes; raise Malformed if it is unsupported or damaged."""
+    """Return the offset of a member's data; raise Malformed if it is unsupported or damaged."""
     if info.flag_bits & ENCRYPTED:
         raise Malformed("encrypted", "encrypted zip files are not supported")
     is_stored, packed, unpacked = info.compress_type == 0, info.compress_size, info.file_size
@@ -249,9 +255,9 @@ def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
             "bad_compression", f"zip members must be stored or deflated, got {info.compress_type}"
         )
     if unpacked > packed * HIGHEST_RATIO or (is_stored and packed != unpacked):
-        raise _damaged("a member claims more bytes than its compressed data can hold")
+        raise _damaged("a member states a larger size than its compressed data allows")
     if info.header_offset + LOCAL_BYTES > limit:
-        raise _damaged("a member is outside the file")
+        raise _damaged("a member lies outside the file")
     lengths = struct.unpack("<2H", read_at(file, info.header_offset + LOCAL_BYTES - 4, 4))
     start: int = info.header_offset + LOCAL_BYTES + sum(lengths)
     if start + packed > limit:
@@ -261,7 +267,7 @@ def _data_start(file: BinaryIO, info: zipfile.ZipInfo, limit: int) -> int:
 
 @contextmanager
 def _errors(what: str) -> Iterator[None]:
-    """Turn all errors of ``zipfile`` into Malformed."""
+    """Convert ``zipfile`` errors to Malformed."""
     try:
         yield
     except (

@@ -1,7 +1,7 @@
-"""The safetensors format: 8 bytes of header length, a JSON header, the numbers of all tensors.
+"""The safetensors format: an 8-byte header length, a JSON header, then the tensor data.
 
-The package ``safetensors`` is not used: it copies all numbers, exposes no offsets for reading
-rows, accepts headers of 100 MB and duplicate keys, and does not support BF16 with numpy.
+The package ``safetensors`` is not used: it copies all data, exposes no offsets for reading rows,
+accepts headers of 100 MB and duplicate keys, and does not support BF16 with numpy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.errors import Invalid, Malformed
 PREFIX = 8
 LONGEST_HEADER = 1 << 16
 MAX_TENSORS = 16
-HEADER_COST = 4  # a byte of the header takes as long to parse as this many bytes of JSON
+HEADER_COST = 4  # parsing a header byte takes as long as parsing this many bytes of JSON
 ALIGNMENT = 8
 DTYPES = {
     "F64": "<f8",
@@ -48,21 +48,21 @@ NAMES = {np.dtype(code): name for name, code in DTYPES.items() if name != "BF16"
 
 
 class StoredTensor(NamedTuple):
-    """The location of a tensor: its numbers begin at byte ``start`` of the file."""
+    """The layout of a tensor whose data begins at byte ``start`` of the file."""
 
     layout: Layout
     start: int
 
 
 class TensorHeader(NamedTuple):
-    """A parsed header: its tensors, and the length of the whole file."""
+    """A parsed header: the tensors, and the length of the whole file."""
 
     tensors: dict[str, StoredTensor]
     file_length: int
 
 
 def decode(body: Bytes) -> dict[str, Array]:
-    """Return the arrays of a safetensors file, without copying their numbers."""
+    """Return the arrays in a safetensors file, without copying them unless they are BF16."""
     start = header_length(bytes(body[:PREFIX]))
     header = parse_header(bytes(body[:start]))
     check_length(header.file_length, len(body))
@@ -74,12 +74,13 @@ def header_length(prefix: bytes) -> int:
     if len(prefix) < PREFIX:
         raise Malformed(
             "truncated_body",
-            f"a safetensors file starts with a header, got only {len(prefix)} bytes",
+            f"the body is too short for a safetensors header: got {len(prefix)} bytes",
         )
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= LONGEST_HEADER:
         raise Malformed(
-            "bad_header", f"a safetensors header may have 2 to {LONGEST_HEADER} bytes, got {length}"
+            "bad_header",
+            f"a safetensors header must have 2 to {LONGEST_HEADER} bytes, got {length}",
         )
     return PREFIX + length
 
@@ -89,7 +90,9 @@ def parse_header(header: bytes) -> TensorHeader:
     """Parse a header; tensors must be contiguous, as the format requires."""
     start = header_length(header[:PREFIX])
     if len(header) < start:
-        raise Malformed("truncated_body", f"the safetensors header ends after {len(header)} bytes")
+        raise Malformed(
+            "truncated_body", f"the safetensors header is truncated after {len(header)} bytes"
+        )
     described = _json(header[PREFIX:])
     described.pop("__metadata__", None)
     if len(described) > MAX_TENSORS:
@@ -103,8 +106,8 @@ def parse_header(header: bytes) -> TensorHeader:
         if start + first != end or last - first != layout.nbytes:
             raise Malformed(
                 "bad_offsets",
-                f"the tensor {name[:40]!r} does not start where the previous one ends, "
-                "or its shape and type need a different number of bytes",
+                f"tensor {name[:40]!r} does not start where the previous one ends, "
+                "or its data_offsets do not match its shape and dtype",
             )
         tensors[name] = StoredTensor(layout, end)
         end += layout.nbytes
@@ -153,19 +156,17 @@ def _no_constant(name: str) -> NoReturn:
 def _offsets(described: Any) -> list[int]:
     offsets = described.get("data_offsets") if isinstance(described, dict) else None
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise Malformed("bad_header", "every tensor must have two data_offsets")
+        raise Malformed("bad_header", "each tensor must have two data_offsets")
     return offsets
 
 
 def _layout(described: dict[str, Any]) -> Layout:
     dtype, shape = described.get("dtype"), described.get("shape")
     if set(described) != {"dtype", "shape", "data_offsets"} or not _are_sizes(shape):
-        raise Malformed(
-            "bad_header", "every tensor must have exactly dtype, shape and data_offsets"
-        )
+        raise Malformed("bad_header", "each tensor must have exactly dtype, shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Invalid(
-            "bad_type", f"tensors must be one of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
+            "bad_type", f"the dtype must be one of {', '.join(DTYPES)}, got {str(dtype)[:40]!r}"
         )
     return Layout(np.dtype(DTYPES[dtype]), tuple(shape), bfloat16=dtype == "BF16")
 

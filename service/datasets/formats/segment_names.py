@@ -27,7 +27,7 @@ LAST_CHARACTER = 0x10FFFF
 
 
 def from_list(names: Any) -> Segments:
-    """Return the segments from a JSON list of strings, or of integers (whose digits are the names).
+    """Return segments from a JSON list of strings, or of integers whose digits are the names.
 
     >>> from_list(["web", "app"]).names, from_list([3, 12]).names
     (('app', 'web'), ('12', '3'))
@@ -40,7 +40,7 @@ def from_list(names: Any) -> Segments:
 
 
 def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
-    """Return the segments of rows from blocks of their names."""
+    """Return segments from blocks of names, one name per row."""
     coder = SegmentCoder()
     for block in blocks:
         coder.add_names(block)
@@ -48,7 +48,7 @@ def from_names(blocks: Iterable[Iterable[str]]) -> Segments:
 
 
 def checked(array: Array) -> Array:
-    """Return the array; raise if its text is not valid Unicode. calibrators checks other rules."""
+    """Return the array if its shape and Unicode text are valid; calibrators checks the rest."""
     if array.ndim not in (1, 2):
         raise DataError("bad_segments", f"segments must have shape (n,), got {array.shape}")
     broken = _invalid_text(array)
@@ -58,7 +58,7 @@ def checked(array: Array) -> Array:
 
 
 def check_layout(layout: Layout, rows: int) -> None:
-    """Raise the error that calibrators raises for segments of this type and shape, if any."""
+    """Raise the same error as calibrators if segments cannot have this type and shape."""
     dtype = np.dtype(np.float32) if layout.bfloat16 else layout.dtype
     shape = layout.shape[:1] if layout.shape[1:] == (1,) else layout.shape
     if len(shape) != 1:
@@ -68,7 +68,7 @@ def check_layout(layout: Layout, rows: int) -> None:
 
 
 def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
-    """Count the segments block by block; raise the same errors as calibrators."""
+    """Count the distinct segments block by block, raising the same errors as calibrators."""
     found: dict[str, tuple[int, int]] = {}
     bad_rows, bad_first, start = 0, 0, 0
     for block in _blocks(layout, rows_of):
@@ -91,7 +91,7 @@ def count(layout: Layout, rows_of: Callable[[int, int], Array]) -> int:
 
 
 def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
-    """Return the segments of a file without holding all their names in memory at once."""
+    """Load the segments of a file without holding all names in memory at once."""
     check_layout(layout, layout.shape[0])
     coder = SegmentCoder()
     for block in _blocks(layout, rows_of):
@@ -100,7 +100,7 @@ def load(layout: Layout, rows_of: Callable[[int, int], Array]) -> Segments:
 
 
 def load_rows(layout: Layout, rows_of: Callable[[int, int], Array], rows: Array) -> Segments:
-    """Return the segments of ``rows``, which are in ascending order."""
+    """Load the segments of ``rows``, which must be in ascending order."""
     coder, start = SegmentCoder(), 0
     for block in _blocks(layout, rows_of):
         first, last = np.searchsorted(rows, (start, start + len(block)))
@@ -121,7 +121,7 @@ INVALID_TEXT = ("bad_segment_name", "a segment name must be valid Unicode text")
 
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
-    """Count the rows of each name, and record its first row."""
+    """Count the rows of each name, and record the first one."""
     if block.dtype.hasobject:
         block = block.astype(np.str_)
     names, firsts, counts = np.unique(block, return_index=True, return_counts=True)

@@ -16,7 +16,7 @@ MAX_IDS = 500
 
 
 class Aliases(Repository):
-    """Aliases of calibrators."""
+    """SQL for aliases of calibrators."""
 
     def get(self, calibrator: str, name: str) -> Alias | None:
         """Return an alias by its name."""
@@ -40,9 +40,9 @@ class Aliases(Repository):
         forced: bool = False,
         rollback: bool = False,
     ) -> Alias | None:
-        """Point an alias at a version; return None if the alias is not as ``expected``.
+        """Point an alias at a version; return None if it differs from ``expected``.
 
-        If ``expected`` is None, there must be no such alias yet. Of two concurrent moves, only one
+        If ``expected`` is None, the alias must not exist yet. Of two concurrent moves, only one
         succeeds.
         """
         revision = 1 if expected is None else expected.revision + 1
@@ -114,7 +114,7 @@ class Aliases(Repository):
         return found
 
     def count(self, calibrator: str) -> int:
-        """Return how many aliases a calibrator has."""
+        """Return the number of aliases of a calibrator."""
         return self.counts([calibrator]).get(calibrator, 0)
 
     def counts(self, ids: Sequence[str]) -> dict[str, int]:

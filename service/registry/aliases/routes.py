@@ -74,8 +74,8 @@ def move_alias(
 
     A version with the verdict `worse`, `insufficient_data` or `at_chance` needs `force` and a
     `reason`. So does a version that is measurably less accurate than the uncalibrated model or, on
-    the rows that both were judged on, than the version that the alias points at. For a `trade_off`
-    the response has a `warning`.
+    the rows that both were judged on, than the current version. For a `trade_off`, the response
+    contains a `warning`.
     """
     moved = promote(
         joined.database,
@@ -138,7 +138,7 @@ def roll_back_alias(
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """Return the revision the caller expects: 0 if no alias may exist yet, None for any."""
+    """Return the revision that the caller expects: 0 for no alias, None for any revision."""
     if if_none_match is not None:
         if if_none_match.strip() != "*" or if_match is not None:
             raise Invalid("bad_condition", "send If-Match with an ETag, or If-None-Match: *")

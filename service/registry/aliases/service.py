@@ -23,7 +23,7 @@ LONGEST_REASON = 1000
 
 
 class AccuracyChange(NamedTuple):
-    """The change in accuracy from the version ``against``, on rows that both were judged on."""
+    """Change in accuracy from version ``against``, on rows that both versions were judged on."""
 
     against: int
     change: Interval
@@ -46,7 +46,7 @@ def find(store: Store, principal: Principal, name: str, alias: str) -> Alias:
 
 
 def exists(store: Store, principal: Principal, name: str, alias: str) -> bool:
-    """Return whether the calibrator has such an alias."""
+    """Return True if the calibrator has this alias."""
     calibrator = calibrator_named(store, principal, name)
     return store.aliases.get(calibrator.id, alias) is not None
 
@@ -65,10 +65,10 @@ def move(
 ) -> Moved:
     """Point an alias at a version.
 
-    ``expected`` is the revision that the caller last read; 0 means no alias yet, None any revision.
-    A version that was judged worse or at chance, could not be judged, takes different input from
-    the one that the alias points at, or is measurably less accurate, needs ``force`` and a reason;
-    ``change`` is the change in accuracy on rows that both were judged on.
+    ``expected`` is the revision that the caller last read: 0 if there was no alias, None for any.
+    ``force`` and a reason are required if the version was judged worse or at chance, could not be
+    judged, takes different input from the current version, or is measurably less accurate.
+    ``change`` is the change in accuracy on rows that both versions were judged on.
     """
     check_alias(alias)
     calibrator = calibrator_named(store, principal, name)
@@ -85,7 +85,7 @@ def move(
             verdict=chosen.verdict,
         )
     if there is not None and there.version == version:
-        moved = there  # not recorded as a move: a rollback must undo the previous one
+        moved = there  # not recorded as a move: a rollback must undo the previous move
     else:
         if there is None:
             _check_count(store, chosen, name)
@@ -115,15 +115,17 @@ def roll_back(
 
 def rollback_target(store: Store, principal: Principal, name: str, there: Alias) -> Version:
     """Return the version that an alias would point at after a rollback."""
-    # ignores moves that other callers have committed since
+    # ignores moves that other callers have committed in the meantime
     before = store.aliases.version_before(there, HISTORY)
     if before is None:
-        raise Conflict("nothing_to_roll_back", f"{there.name!r} of {name} has no earlier version")
+        raise Conflict(
+            "nothing_to_roll_back", f"the alias {there.name!r} of {name} has no earlier version"
+        )
     return version_of(store, calibrator_named(store, principal, name), before)
 
 
 def can_roll_back(newest_first: list[AliasMove]) -> bool:
-    """Return whether an alias with these moves can be rolled back."""
+    """Return True if an alias with these moves can be rolled back."""
     return _before(newest_first) is not None
 
 
@@ -143,17 +145,17 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 def objection(
     chosen: JudgedVersion, before: Version | None, alias: str, change: AccuracyChange | None = None
 ) -> str | None:
-    """Return why moving an alias from ``before`` to a version needs force, or None."""
+    """Return the reason moving an alias from ``before`` to a version needs force, or None."""
     found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(
             f"takes {_input(version)}, but callers of {alias!r} send {_input(before)}, "
-            f"because that is what version {before.number} takes"
+            f"which version {before.number} takes"
         )
     if before is not None and before.method == Segmented.name != version.method:
         found.append(
             f"takes no segments, but callers of {alias!r} may be sending them, because version "
-            f"{before.number} does"
+            f"{before.number} takes them"
         )
     if before is not None and _needs_features(before) != _needs_features(version):
         words = ("needs features", "takes none")
@@ -202,18 +204,18 @@ def check_reason(reason: str) -> str:
         raise Invalid(
             "bad_reason",
             f"a reason must have at most {LONGEST_REASON} characters, and no control characters "
-            f"other than newlines and tabs, got {len(reason)} characters",
+            f"except newlines and tabs, got {len(reason)} characters",
         )
     return reason
 
 
 def _check_count(store: Store, version: Version, name: str) -> None:
     """Raise Conflict if a calibrator has the maximum number of aliases."""
-    store.calibrators.lock(version.calibrator)  # else concurrent calls could exceed the limit
+    store.calibrators.lock(version.calibrator)  # otherwise concurrent calls could exceed it
     if store.aliases.count(version.calibrator) >= MAX_ALIASES:
         raise Conflict(
             "too_many_aliases",
-            f"{name} has {MAX_ALIASES} aliases, which is the limit: move one of them, or refer to "
+            f"{name} already has {MAX_ALIASES} aliases, the maximum: move one of them, or refer to "
             "the version by its number",
             limit=MAX_ALIASES,
         )
@@ -250,5 +252,7 @@ def _move(
         rollback=rollback,
     )
     if moved is None:
-        raise Stale("alias_has_moved", f"{alias!r} was moved by another caller at the same time")
+        raise Stale(
+            "alias_has_moved", f"{alias!r} was moved by another caller: read it and try again"
+        )
     return moved

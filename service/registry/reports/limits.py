@@ -1,4 +1,4 @@
-"""Size limits for reports made elsewhere, which the service stores and renders."""
+"""Size limits for registered reports, which the service stores and renders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_TEXT = 2000
 
 
 def check_limits(report: dict[str, Any]) -> None:
-    """Raise Invalid if a report or a part of it is larger than any report of a fit.
+    """Raise Invalid if a report, or a part of it, is larger than in any report of a fit.
 
     ``report`` is plain JSON. Its field ``fit``, a free-form description of how the map was fitted,
     has its own limit.

@@ -28,7 +28,7 @@ _log = structlog.get_logger("calibrd.rendering")
 
 
 class Drawing(NamedTuple):
-    """A rendering of a version's report; both are immutable."""
+    """A rendering of a version's report; neither ever changes."""
 
     workspace: str
     version: str
@@ -41,10 +41,10 @@ class Drawing(NamedTuple):
 
 
 class Renderer:
-    """Renders reports in separate processes, each with a time limit.
+    """Renderer of reports, which uses separate processes with a time limit.
 
-    Results are cached in ``folder``; the oldest files are removed beyond CACHE_BYTES. A report
-    that could not be rendered is not retried for a minute.
+    Results are cached in ``folder``; beyond CACHE_BYTES, the least recently used are removed. A
+    report that could not be rendered is not retried for a minute.
     """
 
     def __init__(self, folder: Path, *, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Renderer:
             raise _failed() from error
 
     def _drawn(self, drawing: Drawing, request: dict[str, Any]) -> bytes:
-        """Render in the idle process that was used last, and cache the result."""
+        """Render in the most recently used idle process, and cache the result."""
         try:
             process = self._idle.pop()
         except IndexError:
@@ -123,7 +123,7 @@ class Renderer:
         return None
 
     def _store(self, drawing: Drawing, content: bytes) -> None:
-        """Write a file atomically; the response must succeed even if the disk is full."""
+        """Cache a rendering; errors are only logged, so that the response succeeds."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:

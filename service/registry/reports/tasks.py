@@ -1,4 +1,4 @@
-"""Tasks that the task process runs: ``python -m service.registry.reports.tasks``."""
+"""Tasks run by the task process: ``python -m service.registry.reports.tasks``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from service.datasets import formats
 from service.errors import ServiceError
 
 MAX_VALUES = 2_000_000
-MAX_GROWTH = 1 << 29  # of address space, much of which arenas and thread stacks only reserve
+MAX_GROWTH = 1 << 29  # address space, much of which is only reserved, by arenas and thread stacks
 NICENESS = 10  # requests go first
 
 
@@ -50,7 +50,7 @@ def draw(request: dict[str, Any]) -> bytes:
 
 
 def compare(request: dict[str, Any]) -> bytes:
-    """Return the report of two maps on the rows of a dataset, or on a sample of them."""
+    """Return a report that compares two maps on the rows of a dataset, or on a sample."""
     path, format = Path(request["path"]), formats.Format(request["format"])
     maps = [archive.load(Path(one).read_bytes()) for one in request["maps"]]
     rows, data, digest = formats.sample(
@@ -75,7 +75,7 @@ def compare(request: dict[str, Any]) -> bytes:
 
 
 def compare_judged(request: dict[str, Any]) -> bytes:
-    """Return the report of two versions on the rows that both were judged on."""
+    """Return a report that compares two versions on the rows that both were judged on."""
     first, second = (JudgedRows.load(base64.b64decode(one)) for one in request["rows"])
     return orjson.dumps({"report": comparison.compare(first, second).to_dict()})
 
@@ -87,7 +87,7 @@ TASKS = {"draw": draw, "compare": compare, "compare_judged": compare_judged}
 def limited_memory(growth: int) -> Iterator[None]:
     """Make allocations beyond ``growth`` bytes of new address space fail with MemoryError.
 
-    Without /proc there is no limit.
+    Without /proc, there is no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
@@ -106,7 +106,7 @@ def limited_memory(growth: int) -> Iterator[None]:
 
 
 def _run(name: str, request: dict[str, Any]) -> bytes:
-    if name == "draw":  # the engine that draws PNG files reserves gigabytes that it never uses
+    if name == "draw":  # the PNG engine reserves gigabytes that it never uses
         return TASKS[name](request)
     with limited_memory(MAX_GROWTH):
         return TASKS[name](request)
@@ -129,9 +129,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 def main() -> None:
     """Run tasks until the input ends."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the service handles Ctrl-C, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C and ends this process
     os.nice(NICENESS)
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep the output of libraries out of the response

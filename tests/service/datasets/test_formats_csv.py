@@ -88,7 +88,7 @@ def test_other_names_need_a_kind(tmp_path):
         assert inspect(path, Format.CSV, kind, LIMITS).kind == kind
     assert load(path, Format.CSV, "probabilities").kind == "probabilities"
     path.write_bytes(csv(LOGITS, LABELS))
-    with pytest.raises(Invalid, match="kind is probabilities but the dataset contains logits"):
+    with pytest.raises(Invalid, match="`kind` is probabilities, but the dataset contains logits"):
         inspect(path, Format.CSV, "probabilities", LIMITS)
 
 
@@ -96,20 +96,20 @@ def test_other_names_need_a_kind(tmp_path):
     ("body", "kind", "code", "told"),
     [
         (b"", Malformed, "empty_body", "empty"),
-        (b"\n\n", Malformed, "malformed_csv", "there is no header"),
-        (b"\xff\xfel\0", Malformed, "malformed_csv", "not UTF-8 text: byte 0"),
+        (b"\n\n", Malformed, "malformed_csv", "the header is missing"),
+        (b"\xff\xfel\0", Malformed, "malformed_csv", "not valid UTF-8: cannot decode byte 0"),
         (b"a;b;label\n1;2;0\n", Malformed, "malformed_csv", "separated by commas, got ';'"),
         (b'logit_0,"logit_1\n1,2', Malformed, "malformed_csv", "line 2"),
         (b'logit_0,label\n1,"0"x\n', Malformed, "malformed_csv", "line 2"),
         (b"a,A,label\n1,2,0\n", Malformed, "duplicate_names", "'a'"),
-        (b"1.5,2.5,0\n", Invalid, "no_labels", "one of them label"),
-        (b"label,labels,logit_0\n", Invalid, "no_labels", "got 2 such columns"),
-        (b"label\n0\n", Invalid, "bad_columns", "no column for a class"),
+        (b"1.5,2.5,0\n", Invalid, "no_labels", "exactly one column named label"),
+        (b"label,labels,logit_0\n", Invalid, "no_labels", "got 2"),
+        (b"label\n0\n", Invalid, "bad_columns", "no class columns"),
         (b",logit_0,label\n0,1,0\n", Invalid, "bad_columns", "column 1 has no name"),
         (b"logit_0,logit_2,label\n", Invalid, "bad_columns", "class 1 is missing"),
         (b"logit_1,logit_2,label\n", Invalid, "bad_columns", "class 0 is missing"),
         (b"id,logit_0,logit_1,label\n", Invalid, "unknown_array", "'id'"),
-        (b"logit_0,p_1,label\n", Invalid, "logits_or_probabilities", "got both"),
+        (b"logit_0,p_1,label\n", Invalid, "logits_or_probabilities", "not both"),
         (b"logit_0,logit_1,label\n1,2\n", Invalid, "ragged", "line 2 has 2 columns"),
         (b"logit_0,logit_1,label\n\n1,x,0\n", Invalid, "not_a_number", "line 3, column 'logit_1'"),
         (b"logit_0,logit_1,label\n1,,0\n", Invalid, "not_a_number", "'' is not a number"),

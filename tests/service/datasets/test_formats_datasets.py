@@ -59,7 +59,7 @@ def test_dataset_is_inspected_and_loaded(tmp_path, format, packed):
     data = load(path, format)
     np.testing.assert_array_equal(data.logits.astype(np.float32), LOGITS)
     np.testing.assert_array_equal(data.labels, LABELS)
-    with pytest.raises(Invalid, match="kind is probabilities but the dataset contains logits"):
+    with pytest.raises(Invalid, match="`kind` is probabilities, but the dataset contains logits"):
         inspect(path, format, "probabilities", LIMITS)
 
 

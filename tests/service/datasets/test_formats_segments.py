@@ -134,7 +134,7 @@ def test_values_may_have_any_name_if_the_kind_is_given(tmp_path):
     [
         (["logits", "values"], "got logits and values"),
         (["logits", "probabilities"], "got logits and probabilities"),
-        ([], "got none of them"),
+        ([], "got none"),
     ],
 )
 def test_an_error_names_the_sent_arrays(tmp_path, names, told):
@@ -365,7 +365,7 @@ def test_csv_has_one_column_of_segments():
         body = with_column(csv(LOGITS, LABELS), column, NAMES)
         assert read(Format.CSV, body).declared == "logits"
     both = with_column(with_column(csv(LOGITS, LABELS), "segment", NAMES), "segments", NAMES)
-    with pytest.raises(Invalid, match="two columns contain segments") as caught:
+    with pytest.raises(Invalid, match="both `segment` and `segments` are present") as caught:
         read(Format.CSV, both)
     assert caught.value.code == "bad_columns"
     with pytest.raises(Malformed) as caught:

@@ -148,7 +148,7 @@ def test_wrong_bytes_are_refused_and_can_be_resent(store: Local, wrong: str, aga
     refused = store.post(f"{url}/commit")
     assert (refused.status_code, refused.json()["code"]) == (409, "part_differs")
     assert refused.json()["number"] == 2
-    assert "send that part again" in refused.json()["detail"]
+    assert "send it again" in refused.json()["detail"]
     if again == "to the service":
         assert store.put(f"{url}/parts/2", content=two).status_code == 200
     else:

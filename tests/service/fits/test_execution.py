@@ -169,7 +169,7 @@ def test_a_missing_or_damaged_dataset(place: Place) -> None:
         store.datasets.remove(data.id)
     error = error_of(ended(place, place.start_fit(data, ("temperature", {}))))
     assert error["code"] == "dataset_gone"
-    assert error["message"] == "the dataset of this fit was deleted: send it again"
+    assert error["message"] == "the dataset of this fit was deleted: upload it again"
 
 
 @pytest.mark.one_backend

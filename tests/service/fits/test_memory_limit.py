@@ -71,7 +71,7 @@ def test_the_evaluation_dataset_counts(tmp_path: Path) -> None:
         order = {"dataset": ids[0], "evaluation": ids[1], "methods": [{"method": "temperature"}]}
         refused = service.post("/v1/calibrators/wide/fits", json=order)
         assert (refused.status_code, refused.json()["code"]) == (413, "too_much_memory")
-        assert "judged on 2,000 other rows" in refused.json()["detail"]
+        assert "and 2,000 evaluation rows" in refused.json()["detail"]
 
 
 def test_a_worker_refuses_before_it_loads() -> None:

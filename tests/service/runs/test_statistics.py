@@ -39,7 +39,7 @@ BEGIN = AdaFocalState.begin(SETTINGS)
 @pytest.mark.parametrize(
     ("decides", "change", "status", "code", "words"),
     [
-        ("trainer", {"step": 3}, 422, "bad_step", "starts after step 3: step must be greater"),
+        ("trainer", {"step": 3}, 422, "bad_step", "step must be greater than the base step 3"),
         (
             "service",
             {"step": 10_004},
@@ -53,7 +53,7 @@ BEGIN = AdaFocalState.begin(SETTINGS)
         ("trainer", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be for step 4, got 0"),
         ("service", {"state": BEGIN.to_dict()}, 422, "bad_state", "must be null"),
         ("service", {"statistics": "AAAA"}, 422, "bad_statistics", "bad magic bytes"),
-        ("service", {"statistics": "ä"}, 422, "bad_base64", "in base64"),
+        ("service", {"statistics": "ä"}, 422, "bad_base64", "base64-encoded"),
         ("service", {"session": "b"}, 404, "no_such_session", "no session 'b'"),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_dataset_without_bytes_is_reported_and_retried(service: Local) -> None
     parts = service.app.state.parts
     digest = hashlib.sha256(body).hexdigest()
     parts.blobs.delete(dataset_key(parts.keys.anyone.workspace, id, digest))
-    assert "are gone" in _words(measured(service, a=1, b=2, dataset=id))
+    assert "are missing" in _words(measured(service, a=1, b=2, dataset=id))
     service.post("/v1/datasets", content=body, headers=NPZ)
     assert "500 rows of the dataset" in _words(measured(service, a=1, b=2, dataset=id))
 
