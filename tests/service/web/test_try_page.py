@@ -78,7 +78,7 @@ def tried(client: Local, name: str, rows: str, **form: str) -> list[dict[str, tu
 
 @pytest.mark.parametrize("text", ["1,,2,3", ",1,2,3", "1;;2", "1, ,2,3"])
 def test_a_missing_number_moves_no_class(text: str) -> None:
-    with pytest.raises(Invalid, match="a value between two commas is missing"):
+    with pytest.raises(Invalid, match="a value is missing before a comma"):
         rows_of(text, 3)
 
 
