@@ -51,10 +51,10 @@ def test_a_queued_fit_shows_its_data_and_creator(service: Local, fitter: Local) 
     assert "sha256:0f1e" in told
     assert "nightly" in told
     assert "just now by fitter (key " in told
-    assert "No workers are running" in told
+    assert "No worker is alive" in told
     with service.app.state.parts.database.write() as store:
         store.workers.beat("one", queues=["fit.cpu"], device="cpu")
-    assert "No workers are running" not in words(fitter, id)
+    assert "No worker is alive" not in words(fitter, id)
     assert "data-busy" in fitter.get(f"/jobs/{id}").text
 
 
