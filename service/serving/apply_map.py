@@ -307,7 +307,7 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         raise Invalid(
             "two_models",
             f"the request has two different model fingerprints ({MODEL_HEADER} and the parameter "
-            "model): send one",
+            "model): send only one",
         )
     if not model:
         raise Invalid(

@@ -1,7 +1,7 @@
 """In-memory cache of maps, keyed by ``name@alias`` or ``name@number``.
 
-A version never changes, so its map is never stale. The aliases in use are looked up about
-once a second; while the database is down, the last known versions are served.
+A version never changes, so its map is never stale. The aliases in use are looked up about once a
+second. While the database is down, the last known versions are served.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def parts_prefix(workspace: str, dataset: str) -> str:
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:
-    """Return the key of a version's map; old versions have no id, only the hash."""
+    """Return the key of a version's map; keys of old versions contain no id, only the hash."""
     return f"{workspace}/maps/{_of_version(version, sha256)}"
 
 

@@ -54,7 +54,7 @@ class After(NamedTuple):
 
 
 class JsonText(str):
-    """Serialised JSON, which a JSON column stores without serialising it again."""
+    """Serialised JSON, which a JSON column stores as it is."""
 
     __slots__ = ()
 

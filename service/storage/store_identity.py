@@ -68,7 +68,7 @@ def id_of(database: Database) -> str:
 
 
 def _is_bound(database: Database, blobs: Blobs) -> bool:
-    """Return whether the two are bound to each other; raise Conflict if they contradict."""
+    """Return whether the two are bound to each other; raise Conflict on a contradiction."""
     with database.read() as store:
         note, is_empty = store.chores.note(CHORE), store.inventory.is_empty()
     ours = note.removesuffix(UNCONFIRMED)

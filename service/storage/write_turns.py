@@ -20,7 +20,7 @@ GATE_SECONDS = 1.0
 
 
 class WriteTurns:
-    """Lock that lets one thread write at a time; owners take turns, each first in, first out.
+    """Write lock for one thread at a time; owners take turns, each first in, first out.
 
     No matter how many calls of one owner are waiting, the next call of another owner waits for at
     most one of them.

@@ -32,7 +32,7 @@ OUTPUT = "probabilities"
 
 @dataclass(frozen=True)
 class InferLimits:
-    """Limits in bytes: ``body`` on requests, also unpacked, and responses; ``json`` on JSON."""
+    """Size limits in bytes: ``body`` on bodies, packed and unpacked, and ``json`` on their JSON."""
 
     body: int
     json: int
@@ -75,7 +75,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Decode an infer request; ``header_length`` is the length of its JSON (None: all of it)."""
+    """Decode an infer request; ``header_length`` is the length of its JSON, None if that is all."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(

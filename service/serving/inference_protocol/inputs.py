@@ -105,7 +105,7 @@ class InputTensor:
         return from_bytes(self.raw, datatype)
 
     def names(self, shape: tuple[int, ...]) -> Iterator[list[str]]:
-        """Return the strings in flat blocks."""
+        """Return an iterator over blocks of the strings."""
         if self.size is None:
             return names_from_json(self.data(shape), f"{self.path}.data")
         return names_from_bytes(self.raw, math.prod(shape), self.path)
@@ -133,7 +133,7 @@ def read_inputs(
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
-    """Return the inputs by name; they share the bytes after the JSON in order."""
+    """Return the inputs by name, each with its part of the bytes after the JSON."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
     if not inputs or any(type(one) is not dict for one in inputs):

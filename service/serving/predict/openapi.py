@@ -78,7 +78,7 @@ OPTIONS = [
         "top",
         "query",
         {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        "Return only this many of the most probable classes",
+        "Return only this many classes per row, the most probable ones",
     ),
     _parameter(
         "interval",

@@ -134,7 +134,7 @@ def read_tags(text: str) -> dict[str, str]:
 
 
 def _chosen(version: Version) -> str:
-    """Return the method that ``auto`` chose; empty if unknown. Registered maps are untrusted."""
+    """Return the method that ``auto`` chose; empty if there is none or its name is unknown."""
     winner = version.fit_info.get("winner")
     known = isinstance(winner, str) and winner in all_methods()
     return str(winner) if known and winner != version.method else ""
