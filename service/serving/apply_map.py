@@ -27,7 +27,7 @@ SHOWN = 80
 
 
 class Prediction(NamedTuple):
-    """Probabilities (n, k), warnings about them, and the bounds of the credible band (n,)."""
+    """Probabilities (n, k), warnings, and the bounds (n,) of the credible band."""
 
     probabilities: Array
     warnings: tuple[str, ...] = ()
@@ -40,15 +40,15 @@ def predict(
     dtype: type[np.floating[Any]] | None = None,
     level: float | None = None,
 ) -> Prediction:
-    """Return the calibrated probabilities; with ``dtype`` float64 they are computed in float64.
+    """Return the calibrated probabilities, computed in float64 if ``dtype`` is float64.
 
-    - ``level`` also requests the credible band of the confidence; a map without one raises.
+    - ``level`` adds the credible band of the confidence; maps without one raise an error.
     - With segments, each row is calibrated for its segment. A map without segments accepts them
       only with labels, for the evaluation.
-    - A map that needs features raises without them; any other map raises with them. A head is not
-      used.
-    - A list of numbers (k,) is one row. A map of two classes accepts rows of one number (the logit
-      or probability of class 1) as well as of two, so it refuses such a list as ambiguous.
+    - Features are required by maps that need them and rejected by all others. A classification
+      head is ignored.
+    - A flat list of numbers (k,) is one row. Maps of two classes reject it as ambiguous, because
+      they also accept rows of one number, the logit or probability of class 1.
     """
     if arrays.declared not in (None, fitted.kind):
         raise Invalid(
@@ -111,26 +111,26 @@ def _top_classes(probabilities: Array, count: int) -> Array:
 
 
 def check_evaluable(rows: int, classes: int) -> None:
-    """Raise TooLarge if there are more rows or classes than one call may evaluate."""
+    """Raise TooLarge if one call may not evaluate this many rows or classes."""
     if rows > EVALUATED_ROWS:
         raise TooLarge(
             "too_many_rows",
-            f"at most {EVALUATED_ROWS} rows are evaluated in one call, got {rows}: "
-            "send fewer, or leave the labels out",
+            f"at most {EVALUATED_ROWS} rows can be evaluated per call, got {rows}: "
+            "send fewer rows, or omit the labels",
             limit=EVALUATED_ROWS,
         )
     if classes > EVALUATED_CLASSES:
         raise TooLarge(
             "too_many_classes",
-            f"at most {EVALUATED_CLASSES} classes are evaluated in one call, got {classes}: "
-            "leave the labels out, and measure with calibrators.evaluate",
+            f"at most {EVALUATED_CLASSES} classes can be evaluated per call, got {classes}: "
+            "omit the labels, and evaluate locally with calibrators.evaluate",
             limit=EVALUATED_CLASSES,
         )
     if rows * classes > EVALUATED_VALUES:
         raise TooLarge(
             "too_many_rows",
-            f"at most {EVALUATED_VALUES} probabilities are evaluated in one call, got {rows} rows "
-            f"of {classes} classes: send fewer rows, or leave the labels out",
+            f"at most {EVALUATED_VALUES} probabilities can be evaluated per call, got {rows} rows "
+            f"of {classes} classes: send fewer rows, or omit the labels",
             limit=EVALUATED_VALUES // classes,
         )
 
@@ -138,7 +138,7 @@ def check_evaluable(rows: int, classes: int) -> None:
 def evaluation(
     probabilities: Array, labels: Array, segments: Array | Segments | None = None
 ) -> dict[str, Any]:
-    """Return the report on probabilities as plain JSON, also by segment if segments were sent."""
+    """Return a report on the probabilities as plain JSON, by segment too if there are segments."""
     check_evaluable(*probabilities.shape)
     checked = CalibrationSet.from_probabilities(
         probabilities, labels, segments, rounding=0.0, warn=False
@@ -148,7 +148,7 @@ def evaluation(
 
 
 def model_mismatch(served: Served, model: str) -> str | None:
-    """Return a sentence in ASCII if the map was fitted for another model, otherwise None."""
+    """Return an ASCII message if the map was fitted for another model, otherwise None."""
     if model == served.model:
         return None
     fitted_for = "an unknown model" if served.model is None else _shown(served.model)
@@ -169,15 +169,15 @@ def _rows(values: Array, classes: int) -> Array:
         if classes == 2:
             raise Invalid(
                 "ambiguous_row",
-                "for a map of two classes, a list of numbers could be one row or many: "
-                "send rows: [[a, b]] for two columns or [[a]] for one",
+                "for a map of two classes, a flat list of numbers could be one row or many: "
+                "send [[a, b]] for two columns, or [[a]] for one",
             )
         values = values[np.newaxis]
     width = values.shape[1]
     if width != classes and not (classes == 2 and width == 1):
         raise Invalid(
             "wrong_classes",
-            f"this map was fitted on {classes} classes, got rows with {width}",
+            f"this map was fitted on {classes} classes, got {width} columns",
             expected=classes,
             got=width,
         )
@@ -191,7 +191,7 @@ def _apply(
     features: Array | None,
     level: float | None,
 ) -> Prediction:
-    """Apply a map; the result contains warnings about changed input instead of raising them."""
+    """Apply a map; warnings about changed input are part of the result."""
     logits, clipped = fitted.read(values)
     warnings: tuple[str, ...] = ()
     if clipped is not None and (clipped.raised or clipped.normalised):
@@ -214,7 +214,7 @@ INLINE_JSON_BYTES = 1 << 14
 INLINE_QUERY_BYTES = 1 << 12
 INLINE_COST = 1 << 15
 MAX_COST = 1 << 30  # several seconds
-# costs in units of one number in a softmax, about 20 ns: of a row, and of writing its numbers
+# costs per row and per number written; the unit is one number in a softmax, about 20 ns
 ROW_COST = 8
 JSON_COST = 4
 TOP_ROW_COST = 64
@@ -224,7 +224,7 @@ JSON_BYTES = {4: 12, 8: 20}
 
 
 def is_quick(served: Served, values: Array, *, writes_json: bool, top: int | None = None) -> bool:
-    """Return whether a response is computed faster here than on another thread."""
+    """Return whether the response is computed faster on the event loop than on another thread."""
     rows, numbers, cost = _cost(served, values)
     if top is not None:
         cost += numbers + rows * TOP_ROW_COST
@@ -241,21 +241,21 @@ def _cost(served: Served, values: Array) -> tuple[int, int, int]:
 
 
 def check_call_cost(served: Served, values: Array) -> None:
-    """Raise TooLarge if the map would take many seconds for these rows."""
+    """Raise TooLarge if applying the map to these rows would take many seconds."""
     rows, _, cost = _cost(served, values)
     if cost > MAX_COST:
         most = MAX_COST * rows // cost
         raise TooLarge(
             "too_many_rows",
-            f"this map is slow to apply: at most {most} rows are calibrated in one call, "
-            f"got {rows}: send fewer, or apply the map with the SDK",
+            f"this map is slow, so a call may contain at most {most} rows, got {rows}: send fewer "
+            "rows, or apply the map with the SDK",
             limit=most,
         )
 
 
 @dataclass(frozen=True)
 class LargeCalls:
-    """Runs calls that are too large for the event loop."""
+    """Executor for calls that are too large for the event loop."""
 
     executor: FairExecutor
 
@@ -267,28 +267,28 @@ class LargeCalls:
 
 
 def check_answer(size: int, limit: int, advice: str) -> None:
-    """Raise TooLarge if the response would have more than ``limit`` bytes."""
+    """Raise TooLarge if the response would take more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
-            f"the response would have about {size} bytes, but at most {limit} are sent: {advice}",
+            f"the response would take about {size} bytes, but the limit is {limit}: {advice}",
             limit=limit,
         )
 
 
 def check_calculation(size: int, limit: int) -> None:
-    """Raise TooLarge if the probabilities of all classes would have more than ``limit`` bytes."""
+    """Raise TooLarge if the probabilities of all classes would take more than ``limit`` bytes."""
     if size > limit:
         raise TooLarge(
             "answer_too_large",
-            f"the probabilities of all classes have about {size} bytes, but at most {limit} are "
-            "computed in one call: send fewer rows",
+            f"the probabilities of all classes would take about {size} bytes, but the limit is "
+            f"{limit} per call: send fewer rows",
             limit=limit,
         )
 
 
 def model_in_header(value: bytes) -> str:
-    """Decode a fingerprint in a header: as UTF-8, which most clients send, or as Latin-1."""
+    """Decode a fingerprint from a header: as UTF-8, which most clients send, or as Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -307,11 +307,11 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
         raise Invalid(
             "two_models",
             f"the request has two different model fingerprints ({MODEL_HEADER} and the parameter "
-            "model): send one",
+            "model): send only one",
         )
     if not model:
         raise Invalid(
-            "bad_parameter", "the model's fingerprint must not be empty: send one, or leave it out"
+            "bad_parameter", "the model fingerprint must not be empty: send one, or omit it"
         )
     mismatch = model_mismatch(served, model)
     if mismatch is None:
@@ -327,5 +327,5 @@ def check_model(served: Served, stated: Collection[str], *, only_warn: bool) -> 
 
 
 def warning_header(warning: str) -> tuple[bytes, bytes]:
-    """Return the header for a warning about the response: a code and a sentence, in ASCII."""
+    """Return the header for a warning, which consists of a code and a message in ASCII."""
     return b"calibrd-warning", warning.encode("ascii")

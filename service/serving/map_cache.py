@@ -1,7 +1,7 @@
-"""Maps in memory, found by ``name@alias`` or ``name@number``.
+"""In-memory cache of maps, keyed by ``name@alias`` or ``name@number``.
 
-A version never changes, so its map is never stale. The aliases in use are looked up about
-once a second; while the database is down, the last known versions are served.
+A version never changes, so its map is never stale. The aliases in use are looked up about once a
+second. While the database is down, the last known versions are served.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class CacheKey(NamedTuple):
 class Maps:
     """The maps in the memory of this process, at most ``max_bytes``.
 
-    Beyond that, the workspace with the most bytes loses the map that it loaded first. Loading many
-    maps therefore never evicts those of another workspace. A version is held only once, however
-    many aliases refer to it. A dropped map stays in memory while calls use it; if those of a
-    workspace take more than half of ``max_bytes``, it cannot load more maps until calls have ended.
+    Beyond that limit, the workspace that uses the most memory loses its oldest map. A workspace
+    that loads many maps therefore never evicts the maps of smaller ones. A version is stored once,
+    no matter how many aliases point at it. A dropped map stays in memory while
+    calls use it; if those of a workspace take more than half of ``max_bytes``, the workspace cannot
+    load more maps until calls have ended.
     """
 
     def __init__(self, database: Database, blobs: Blobs, max_bytes: int) -> None:
@@ -96,7 +97,7 @@ class Maps:
 
     @property
     def bytes(self) -> int:
-        """The bytes that the maps and their cache keys take."""
+        """Number of bytes that the maps and their cache keys take."""
         return self._bytes.total()
 
     def find(self, principal: Principal, name: str, ref: str) -> Served | None:
@@ -116,7 +117,7 @@ class Maps:
         return served
 
     def _turn_of(self, workspace: str) -> threading.Lock:
-        """Return the lock for loading maps of a workspace one at a time."""
+        """Return the lock that makes a workspace load one map at a time."""
         with self._lock:
             return self._turns.setdefault(workspace, threading.Lock())
 
@@ -167,7 +168,7 @@ class Maps:
     def _moved(
         self, tried: Collection[tuple[CacheKey, int]]
     ) -> dict[str, list[tuple[CacheKey, Alias]]]:
-        """Return the aliases in use that have moved, by workspace, without those in ``tried``."""
+        """Return the aliases in use that have moved and are not in ``tried``, by workspace."""
         with self._lock:
             known = {place: one for own in self._aliases.values() for place, one in own.items()}
         with self._database.read() as store:
@@ -234,7 +235,7 @@ class Maps:
             del self._bytes[place.workspace]
 
     def _read(self, place: CacheKey, version: Version) -> Served:
-        """Return a version with its map, from memory or from bytes that match their hash."""
+        """Return a version with its map, from memory or from a blob with a matching hash."""
         id = _id_of(version)
         known = self._in_use.get(id)
         if known is not None:
@@ -270,7 +271,7 @@ def _id_of(version: Version) -> str:
 
 
 def _without_info(fitted: CalibrationMap) -> CalibrationMap:
-    """Return a map without information about its fit, which predictions do not need."""
+    """Return a map without its fit information, which predictions do not need."""
     inner: dict[str, Any] = {
         name: _without_info(value)
         for name, value in vars(fitted).items()
@@ -307,11 +308,11 @@ def size_of(value: Any) -> int:
 def _resolve(
     store: Store, principal: Principal, name: str, ref: str
 ) -> tuple[Alias | None, Version]:
-    """Return the version that a reference names, and the alias if the reference is one."""
+    """Return the alias (None for a version number) and the version that a reference names."""
     if not NAME.fullmatch(ref):
         raise NotFound("no_such_alias", "there is no such version or alias")
     if ref.isdigit():
-        if ref[0] == "0":  # a version has only one name, also in the cache
+        if ref[0] == "0":  # so that each version has only one cache key
             raise NotFound(
                 "no_such_version",
                 f"{name} has no version {ref}: numbers start at 1, without leading zeros",

@@ -1,7 +1,7 @@
 """Keys of the blob store.
 
-A key contains the id of the row that refers to it, and every writer uses a new id. Therefore no
-writer overwrites the blob of another, and the key of a deleted blob is never reused.
+A key contains the id of the row that refers to it, and every writer uses a new id. Writers
+therefore never overwrite each other's blobs, and the key of a deleted blob is never reused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = re.compile(
 
 
 class BlobKind(StrEnum):
-    """The kind of a blob, which is the folder in its key."""
+    """The kind of a blob, which is also the folder in its key."""
 
     DATASET = "datasets"
     PART = "parts"
@@ -60,7 +60,7 @@ def parts_prefix(workspace: str, dataset: str) -> str:
 
 
 def map_key(workspace: str, version: str | None, sha256: str) -> str:
-    """Return the key of a version's map; old versions have no id, and share keys by hash."""
+    """Return the key of a version's map; keys of old versions contain no id, only the hash."""
     return f"{workspace}/maps/{_of_version(version, sha256)}"
 
 
@@ -70,7 +70,7 @@ def onnx_key(workspace: str, version: str | None, sha256: str) -> str:
 
 
 def judged_key(workspace: str, version: str | None, sha256: str) -> str:
-    """Return the key of the rows that a version was judged on."""
+    """Return the key of a version's judged rows."""
     return f"{workspace}/judged/{_of_version(version, sha256)}"
 
 
@@ -96,7 +96,7 @@ def parse_key(key: str) -> ParsedKey | None:
 
 
 def kind_of(key: str) -> str:
-    """Return the kind of a blob from its key, which may have an older format.
+    """Return the kind of a blob, given its key in the current or an older format.
 
     >>> kind_of("ws_1/maps/0f1e")
     'maps'

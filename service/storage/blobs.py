@@ -1,4 +1,4 @@
-"""Blobs by key: a local folder or an S3 bucket, chosen by URL."""
+"""Blob store in a local folder or an S3 bucket, chosen by URL."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from service.settings import HOUR
 from service.storage.blob_keys import kind_of
 from service.storage.database import check_free
 
-# S3 refuses parts under 5 MiB; up to four are held while one blob is written
+# S3 rejects parts under 5 MiB; up to four are in memory while a blob is written
 CHUNK = 5 << 20
 MIN_FREE = 16 << 20
-# timeouts of S3 calls: for a ping, for a map or a list, for a dataset; by default, calls to an
-# unreachable server are retried for three minutes, which is longer than callers wait
+# timeouts of S3 calls for a ping, for a map or list, and for a dataset; the default retries calls
+# to an unreachable server for three minutes, which is longer than callers wait
 PING_SECONDS, SHORT_SECONDS, LONG_SECONDS = 2, 10, 600
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Blob:
 
 
 class BlobReader(NamedTuple):
-    """A blob whose hash was checked: its size, and a function that reads bytes (start, end)."""
+    """A blob with a verified hash: its size, and a function that reads a range of bytes."""
 
     size: int
     read: Callable[[int, int], bytes]
@@ -62,7 +62,7 @@ class Blobs:
 
     ``on_damage`` is called with the key of every blob that turns out to be missing or to differ
     from what was written. ``sign_endpoint`` is the address at which clients reach the S3 server,
-    if it is not the one that the service uses.
+    if it differs from the one that the service uses.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Blobs:
 
     @property
     def can_sign(self) -> bool:
-        """Whether clients can be given URLs to write to."""
+        """True if the store can sign URLs for uploads by clients."""
         return self._signer is not None
 
     def put(self, key: str, content: bytes | Path | IO[bytes]) -> None:
@@ -123,8 +123,8 @@ class Blobs:
     def chunks(self, key: str, sha256: str, *, by_client: bool = False) -> Iterator[bytes]:
         """Yield the bytes of a blob in chunks.
 
-        A wrong SHA-256 raises an error, but only after the last chunk. It is not reported as damage
-        if a client may have written the bytes (``by_client``).
+        A wrong SHA-256 raises BlobCorrupt, but only after the last chunk. It is not reported as
+        damage if a client may have written the bytes (``by_client``).
         """
         digest = hashlib.sha256()
         with nullcontext() if by_client else self._reporting_damage(key):
@@ -137,7 +137,7 @@ class Blobs:
 
     @contextmanager
     def file(self, key: str, sha256: str) -> Iterator[Path]:
-        """Provide a blob as a readable file, which must have this SHA-256."""
+        """Provide a blob, which must have this SHA-256, as a file."""
         if self._folder is not None:
             path = self._folder / key
             with self._reporting_damage(key):
@@ -160,7 +160,7 @@ class Blobs:
 
     @contextmanager
     def reader(self, key: str, sha256: str) -> Iterator[BlobReader]:
-        """Provide a blob that must have this SHA-256, without a copy on disk or in memory."""
+        """Provide a blob, which must have this SHA-256, without copying it to disk or memory."""
         if self._folder is None:
             size = sum(map(len, self.chunks(key, sha256)))
             yield BlobReader(size, partial(self._range, key))
@@ -178,7 +178,7 @@ class Blobs:
             return bytes(obstore.get_range(self._store, key, start=start, end=end))
 
     def list(self, prefix: str = "") -> Iterator[Blob]:
-        """List the blobs whose keys begin with ``prefix``: empty, or ending with a slash."""
+        """List the blobs whose keys begin with ``prefix``, which is empty or ends with a slash."""
         with _translated_errors():
             for page in obstore.list(self._store, prefix or None, chunk_size=1000):
                 for found in page:
@@ -203,9 +203,9 @@ class Blobs:
             obstore.delete(self._store, key)
 
     def unfinished(self) -> Iterator[Blob]:
-        """List partly written files of a folder, which ``list`` leaves out.
+        """List the partially written files of a folder, which ``list`` omits.
 
-        Old files were left behind by writers that died. On S3 this lists nothing: only a lifecycle
+        Old ones were left behind by writers that died. On S3 this lists nothing: only a lifecycle
         rule of the bucket removes the parts of unfinished uploads.
         """
         if self._folder is None:
@@ -227,7 +227,7 @@ class Blobs:
             return obstore.sign(self._signer, "PUT", key, timedelta(seconds=seconds))
 
     def ping(self) -> None:
-        """Raise if the store does not respond or is full."""
+        """Raise an error if the store does not respond or is full."""
         with _translated_errors():
             if self._folder is not None and shutil.disk_usage(self._folder).free < MIN_FREE:
                 raise NoSpace("no_space", "the disk of the blob store is full")
@@ -258,12 +258,12 @@ def _s3(url: str, seconds: float, *, retries: int = 3, **config: str) -> S3Store
 
 
 def _corrupt() -> BlobCorrupt:
-    return BlobCorrupt("blob_corrupt", "the stored bytes differ from those that were written")
+    return BlobCorrupt("blob_corrupt", "the stored bytes differ from the bytes written")
 
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate exceptions of the store into service errors, without its paths and URLs."""
+    """Translate the store's exceptions into service errors, without paths and URLs."""
     try:
         yield
     except FileNotFoundError as error:
@@ -280,30 +280,29 @@ def _translated_errors() -> Iterator[None]:
 
 NO_BUCKET = "NoSuchBucket"
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-# the address at which machines of AWS ask for credentials, if they have none of their own
+# the metadata service that AWS machines ask for credentials if none are configured
 ASKED_FOR_CREDENTIALS = "169.254.169.254"
 
 
 def _reason(message: str) -> str:
-    """Return the code in an error message of S3, such as AccessDenied; empty if there is none."""
+    """Return the error code in a message from S3, such as AccessDenied; empty if there is none."""
     found = _CODE.search(message)
     return found[1] if found else ""
 
 
 def _unavailable(message: str) -> Unavailable:
-    """Log why the store did not work; return an error that names S3's reason, if it gave one."""
+    """Log a failure of the store; return an error that includes S3's error code, if any."""
     reason = _reason(message)
     logger.warning(
         "blob_store_unavailable", extra={"error": message.partition("\n")[0], "reason": reason}
     )
     if reason == NO_BUCKET:
-        sentence = f"the blob store has no such bucket ({NO_BUCKET})"
+        sentence = f"the bucket of the blob store does not exist ({NO_BUCKET})"
     elif reason:
         sentence = f"the blob store reports {reason}"
     elif ASKED_FOR_CREDENTIALS in message:
         sentence = (
-            "there are no credentials for the blob store: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY"
+            "the blob store has no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     else:
         sentence = "the blob store is not responding"
@@ -341,9 +340,9 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class PendingBlobs:
     """Blobs that no row refers to yet; create this object before writing them.
 
-    A blob that no row refers to for a long time is an orphan, and is swept. A writer that was
-    paused must not refer to it any more, so every writer calls ``check`` in the transaction that
-    writes the row.
+    A blob that no row refers to for a long time is deleted as an orphan. A writer that was paused
+    must not refer to it any more, so every writer calls ``check`` in the transaction that writes
+    the row.
     """
 
     def __init__(self, blobs: Blobs, within: float = COMMIT_SECONDS) -> None:
@@ -357,7 +356,7 @@ class PendingBlobs:
         self._blobs.put(key, content)
 
     def delete(self) -> None:
-        """Delete the blobs, because no row will refer to them; failures are left to the sweep."""
+        """Delete the blobs, because no row will refer to them; the sweep retries failures."""
         for key in self._keys:
             try:
                 self._blobs.delete(key)
@@ -366,7 +365,7 @@ class PendingBlobs:
 
     @contextmanager
     def named_in(self, transaction: AbstractContextManager[T]) -> Iterator[T]:
-        """Run the transaction that writes the row; if it fails before its commit, delete the blobs.
+        """Run the transaction that writes the row; if it fails before the commit, delete the blobs.
 
         If the commit itself fails, the row may exist, so the blobs stay.
         """
@@ -381,7 +380,7 @@ class PendingBlobs:
             raise
 
     def check(self) -> None:
-        """Raise if it is too late for a row to refer to the blobs."""
+        """Raise Unavailable if it is too late for a row to refer to the blobs."""
         if time.clock_gettime(_CLOCK) > self._deadline:
             raise Unavailable(
                 "paused_too_long",

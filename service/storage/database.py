@@ -85,11 +85,11 @@ RESERVE_BYTES = 64 << 20
 RESERVE_PART = 20
 MIN_FREE_PART = 4  # small rows may use the reserve down to this fraction
 SHARE_PART = 4
-# operations of SQLite's virtual machine between two checks of the clock; they take milliseconds
+# SQLite VM operations between two checks of the clock; they take milliseconds
 CHECK_EVERY = 50_000
 # the write-ahead log is cut to this length once no reader needs it
 LOG_BYTES = 64 << 20
-# how long writers may wait while a log of twice that length is emptied
+# how many seconds writers may wait while a log of twice that length is emptied
 LOG_WAIT = 0.2
 SQLITE_PRAGMAS = (
     "journal_mode=WAL",
@@ -110,10 +110,10 @@ class Database:
     under concurrency. Its read transactions never wait for a writer.
 
     ``unlimited`` is an engine without time limits, for migrations and the like. ``seconds`` limits
-    how long a transaction on PostgreSQL waits for the server in total, whatever state the server is
-    in, and how long a statement on SQLite takes. With ``leaves_room``, only transactions that
-    delete may write to a SQLite file on a nearly full disk. ``is_damaged`` is set once SQLite has
-    reported that the file is damaged.
+    the total time that a PostgreSQL transaction waits for the server, even one that hangs, and the
+    time of a SQLite statement. With ``leaves_room``, a SQLite file on a nearly full disk accepts
+    only transactions that delete. ``is_damaged`` is set once SQLite has reported that the file is
+    damaged.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Database:
 
     @contextmanager
     def write(self, *, deletes: bool = False) -> Iterator[Store]:
-        """Begin a transaction that is committed at its end, or rolled back on any error."""
+        """Begin a transaction that commits at the end, or rolls back on any error."""
         if self._checked_folder is not None and not deletes:
             check_free(self._checked_folder, MIN_FREE_PART)
         with (
@@ -211,9 +211,9 @@ class Database:
     def shorten_log(self) -> None:
         """Empty SQLite's write-ahead log if it is too long.
 
-        SQLite cannot reuse the log while there is always a read in progress. Most of the log is
-        copied while others write. Writers then wait for the reads in progress, for at most LOG_WAIT
-        seconds, or proportionally longer if the log is longer.
+        SQLite cannot reuse the log if some read is always in progress. Most of the log is copied
+        into the database without blocking writers. Then writers wait for the reads in progress, for
+        at most LOG_WAIT seconds, or proportionally longer for a longer log.
         """
         if not self.is_sqlite or not self.url.database:
             return
@@ -241,7 +241,7 @@ class Database:
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Return whether an error of SQLite says that the file is damaged."""
+    """Return whether a SQLite error reports a damaged file."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return int(getattr(cause, "sqlite_errorcode", 0)) & 0xFF in DAMAGED
 
@@ -260,7 +260,7 @@ def connection_arguments(url: URL, limits: Mapping[str, str] = LIMITS) -> dict[s
 
 
 def _limits(seconds: float | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the limits for the server and for the pool.
+    """Return the limits for the server and the connection pool.
 
     The server's timeouts are shorter than the client's, so that a slow server that still responds
     can be distinguished from one that does not.
@@ -305,7 +305,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def limit_statements(engine: Engine, seconds: float) -> None:
-    """Interrupt statements, including the fetching of rows, after ``seconds``."""
+    """Interrupt SQLite statements after ``seconds``, also while their rows are fetched."""
 
     @event.listens_for(engine, "connect")
     def _watch(connection: Any, record: Any) -> None:
@@ -332,5 +332,5 @@ def check_free(folder: Path, part: int = 1) -> None:
 
 
 def share_of_disk(folder: Path) -> int:
-    """Return how many bytes one workspace may store on the disk of a folder."""
+    """Return the number of bytes that one workspace may store on a folder's disk."""
     return shutil.disk_usage(folder).total // SHARE_PART

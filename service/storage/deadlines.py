@@ -1,7 +1,7 @@
-"""Client-side deadlines on PostgreSQL, for servers that do not respond.
+"""Client-side deadlines for PostgreSQL servers that do not respond.
 
-The server's own timeouts do not help while its processes are stopped. Neither do those of TCP,
-because the server's kernel still sends acknowledgements. Therefore the client adds up all waits on
+The server's own timeouts do not help while its processes are stopped. Neither do TCP timeouts,
+because the server's kernel still sends acknowledgements. The client therefore adds up all waits on
 a connection. When a transaction has used up its time, its connection is closed, and the caller gets
 an error.
 """
@@ -30,7 +30,7 @@ class DeadlineMissed(psycopg.OperationalError):
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection whose waits are added up; its transaction has ``left`` seconds left."""
+    """A connection that may wait for ``left`` more seconds in its current transaction."""
 
     deadlines: Deadlines
     left: float | None = None
@@ -53,11 +53,11 @@ class LimitedConnection(psycopg.Connection[Any]):
 
 
 class Deadlines:
-    """Limits the total time for which each transaction on an engine waits.
+    """Limit on the total time that each transaction on an engine waits for the server.
 
     The caller's own time between two statements does not count. After a missed deadline, a thread
-    probes the database; until the database responds, all callers are refused at once. The probe
-    has its own connection, because slow transactions may exhaust the pool of a healthy database.
+    probes the database, and all callers get an error at once until it responds. The probe has its
+    own connection, because slow transactions may exhaust the pool of a healthy database.
     """
 
     def __init__(self, engine: Engine, probe_engine: Engine, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Deadlines:
             self._is_down = True
             self._probed.set()
         if self._is_down:
-            raise TimeoutError("the database did not respond to other callers a moment ago")
+            raise TimeoutError("the database is not responding to other callers")
         with (
             self._probing_on_failure(),
             self._connected(engine, seconds or self.seconds) as connection,
@@ -106,7 +106,7 @@ class Deadlines:
                 limited.left = None
 
     def seconds_left(self, limited: LimitedConnection) -> float:
-        """Return the seconds that a connection may still wait."""
+        """Return how many seconds a connection may still wait."""
         deadline: float | None = getattr(self._checkout, "deadline", None)
         if deadline is not None:
             return deadline - time.monotonic()
@@ -117,7 +117,7 @@ class Deadlines:
         deadline = getattr(self._checkout, "deadline", None)
         left = self.seconds if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise DeadlineMissed("there is no time left to connect to the database")
+            raise DeadlineMissed("no time is left to connect to the database")
         most = min(math.ceil(left), int(arguments.get("connect_timeout", math.ceil(left))))
         timeout = max(MIN_CONNECT_SECONDS, most)
         limited = LimitedConnection.connect(**{**arguments, "connect_timeout": timeout})

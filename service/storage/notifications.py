@@ -1,7 +1,7 @@
-"""Notifications of changes: aliases, keys and finished fits for the API, waiting fits for workers.
+"""Notifications of changes: aliases, keys and finished fits for the API, queued fits for workers.
 
-PostgreSQL delivers them (NOTIFY and LISTEN) at once but not reliably, so listeners must also poll
-for changes occasionally. SQLite only reveals that another connection has written.
+PostgreSQL delivers them (NOTIFY and LISTEN) immediately but not reliably, so listeners must also
+poll for changes occasionally. SQLite only reveals that another connection has written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(session: Session, channel: str = CHANGES) -> None:
-    """Notify all listeners of a change once it is committed."""
+    """Notify all listeners of a change when the transaction commits."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
 
@@ -37,8 +37,8 @@ def announce(session: Session, channel: str = CHANGES) -> None:
 class NotificationListener:
     """A thread, with its own connection, that calls the callback of each notified channel.
 
-    After every new connection it calls all callbacks, because earlier notifications are not
-    repeated. On SQLite it checks every ``poll_seconds`` whether the file was written to.
+    After connecting, it calls all callbacks, because earlier notifications are not repeated. On
+    SQLite, it checks every ``poll_seconds`` whether the file was written to.
     """
 
     def __init__(

@@ -18,12 +18,12 @@ class FitStatus(StrEnum):
     QUEUED = "queued"  # waiting for a worker, possibly after another worker was lost
     RUNNING = "running"  # a worker is running it
     SUCCEEDED = "succeeded"  # its versions have been written
-    FAILED = "failed"  # `error` contains a code and a sentence
+    FAILED = "failed"  # `error` contains a code and a message
     CANCELLED = "cancelled"  # by request; nothing was written
 
     @property
     def is_final(self) -> bool:
-        """Whether the status can no longer change."""
+        """True if the status can no longer change."""
         return self not in (FitStatus.QUEUED, FitStatus.RUNNING)
 
 
@@ -59,9 +59,9 @@ class Dataset:
     """Logits or probabilities with labels; ``sha256`` is None while parts are being uploaded.
 
     ``segments`` is the number of segments, and ``features`` the number of features per row; each is
-    None if there are none. ``feature_bytes`` is the size of all features in memory. ``has_head``
-    states whether the classification head is stored with them. ``part_bytes`` is the total size of
-    all recorded parts.
+    None if there are none. ``feature_bytes`` is the size of all features in memory. ``has_head`` is
+    true if the classification head is stored with them. ``part_bytes`` is the total size of the
+    recorded parts.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Dataset:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the dataset has arrived completely and has been checked."""
+        """True if the upload is complete and has been checked."""
         return self.sha256 is not None
 
 
@@ -170,7 +170,7 @@ class AliasMove:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit. ``order`` is its specification; ``attempt`` counts its starts and fences writes."""
+    """A fit. ``order`` is its specification; ``attempt`` counts starts and is a fencing token."""
 
     id: str
     workspace: str
@@ -226,7 +226,7 @@ class Run:
 
 
 class SessionKey(NamedTuple):
-    """The key of a session: its run's id and its number."""
+    """The key of a session: the id of its run, and its number."""
 
     run: str
     number: int
@@ -236,9 +236,9 @@ class SessionKey(NamedTuple):
 class RunSession:
     """One start of a training job; its first step is the one after ``base_step``.
 
-    Sessions are numbered in the order in which they were opened, which may be long after they
-    began. The newest session is the one that began last. The state at ``base_step`` may be large,
-    and is read separately.
+    Sessions are numbered in the order in which the service learnt of them, which may be long after
+    they began. The newest session is the one that began last. The state at ``base_step`` may be
+    large, so it is read separately.
     """
 
     run: str
@@ -260,7 +260,7 @@ class RunSession:
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """Metadata of one rank's statistics for a step; their bytes are only read for merging."""
+    """Metadata of one rank's statistics for a step; the bytes are only read for merging."""
 
     rank: int
     sha256: str
@@ -269,7 +269,7 @@ class RunStatistics:
 
 @dataclass(frozen=True)
 class RunStep:
-    """A decided step: the state after it, and the results of its statistics."""
+    """A decided step: the state after it, and the results computed from its statistics."""
 
     run: str
     session: int

@@ -1,4 +1,4 @@
-"""Base class of all repositories: a session, records from rows, and the database's clock."""
+"""Base class of all repositories, and the database's clock."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Record = TypeVar("Record")
 PAGE_BYTES = 1 << 19
 # estimated size of a row without its strings
 ROW_BYTES = 256
-# size of a file system's block: a small file takes one
+# block size of a file system: a small file takes one block
 FILE_BYTES = 4096
-DELETE_BATCH = 1000  # old rows deleted per transaction, for which other writers have to wait
+DELETE_BATCH = 1000  # old rows deleted per transaction, while other writers wait
 DUPLICATE_SQLITE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
 DUPLICATE_POSTGRESQL = "23505"
 
@@ -54,7 +54,7 @@ class After(NamedTuple):
 
 
 class JsonText(str):
-    """JSON that is already text: a JSON column stores it without serialising it again."""
+    """Serialised JSON, which a JSON column stores as it is."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ def as_json(value: Any) -> str:
 
 
 def json_bytes(*values: Any) -> int:
-    """Return the estimated size in bytes of values in JSON or text columns, including their row.
+    """Estimate the size in bytes of a row with these values in JSON or text columns.
 
     >>> json_bytes({"a": "b"}) == ROW_BYTES + 10
     True
@@ -93,7 +93,7 @@ class Repository:
         return [record(**row) for row in rows]
 
     def _affordable(self, page: Select[Any], *columns: ColumnElement[Any]) -> int:
-        """Return how many rows (at least one) fit on a page, by the size of these columns."""
+        """Return how many rows (at least one) fit on a page, given the size of these columns."""
         size = self._size(*columns)
         found = self.session.scalars(page.with_only_columns(size, maintain_column_froms=True))
         return page_length(found, PAGE_BYTES)
@@ -120,12 +120,12 @@ class Repository:
             raise
 
     def _execute(self, statement: Executable) -> int:
-        """Execute a statement; return how many rows it changed."""
+        """Execute a statement; return the number of rows that it changed."""
         return int(self.session.execute(statement).rowcount)  # type: ignore[attr-defined]
 
 
 def page_length(sizes: Iterable[int], most: int) -> int:
-    """Return how many items fit on a page whose total size is at most ``most``; at least one.
+    """Return how many items (at least one) fit on a page of total size ``most``.
 
     >>> page_length([2, 2, 2], most=5), page_length([9, 1], most=5)
     (2, 1)
@@ -134,7 +134,7 @@ def page_length(sizes: Iterable[int], most: int) -> int:
 
 
 def _is_duplicate(error: IntegrityError) -> bool:
-    """Return whether an error of SQLite or PostgreSQL is a violation of a unique constraint."""
+    """Return whether a database error is a violation of a unique constraint."""
     name = getattr(error.orig, "sqlite_errorname", "")
     return name in DUPLICATE_SQLITE or getattr(error.orig, "sqlstate", None) == DUPLICATE_POSTGRESQL
 

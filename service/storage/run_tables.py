@@ -1,4 +1,4 @@
-"""Tables of runs; see tables.py."""
+"""Tables of runs; all others are in tables.py."""
 
 from __future__ import annotations
 

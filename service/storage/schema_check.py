@@ -1,4 +1,4 @@
-"""Compare the schema of a database with the schema that this program expects."""
+"""Comparison of a database's schema with the schema that this program expects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SHOWN = 3
 
 
 def check_schema(database: Database, revision: str) -> None:
-    """Raise Invalid unless a database at the newest revision has that revision's schema."""
+    """Raise Invalid if the schema of a database at the newest revision is not as expected."""
     found = differences(database)
     if not found:
         return
     more = f" and {len(found) - SHOWN} more differences" if len(found) > SHOWN else ""
     raise Invalid(
         "schema_differs",
-        f"the database is marked as schema {revision}, but {'; '.join(found[:SHOWN])}"
+        f"the database is marked as revision {revision}, but {'; '.join(found[:SHOWN])}"
         f"{more}. Its tables were changed by hand, or created by a version of the service that was "
         "never released. Restore a backup, or change the tables to the expected schema; see "
         "docs/how-to/upgrade.md, 'If the schema differs'",
@@ -32,7 +32,7 @@ def check_schema(database: Database, revision: str) -> None:
 
 
 def differences(database: Database) -> list[str]:
-    """Return a clause for each difference between a database's tables and the expected schema.
+    """Describe each difference between a database's tables and the expected schema.
 
     Tables of other programs, additional indexes and constraints, and additional columns that an
     INSERT may omit are harmless, and are not reported.
@@ -65,7 +65,7 @@ def _clause(change: tuple[Any, ...]) -> str | None:
         case ("add_constraint" | "add_fk", constraint):
             return f"the table {constraint.table.name} lacks the constraint {constraint.name}"
         case ("modify_nullable", _, table, column, _, was, wanted) if was != wanted:
-            rule = "may not be NULL" if was is False else "may be NULL"
+            rule = "is NOT NULL" if was is False else "allows NULL"
             return f"the column {column} of the table {table} {rule}"
         case ("modify_type", _, table, column, _, was, wanted):
             return f"the column {column} of the table {table} is {was!r}, not {wanted!r}"

@@ -1,7 +1,7 @@
-"""Bind a database to its blob store, so that neither is used with the other's counterpart.
+"""Bind a database to its blob store, so that neither is used with a different one by mistake.
 
-An id is stored in the database (the note of a chore) and as a small object in the blob store. It is
-written once, by the first process that finds both without one, and checked at every start.
+The same id is stored in the database (the note of a chore) and as a small object in the blob store.
+The first process that finds it in neither writes it; every process checks it when it starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ID_KEY = "store-id"
 # follows an id that may not have been written to the blob store yet
 UNCONFIRMED = "?"
 LOOK_AT_MOST = 1000
-WRONG = "the store is not the one that the database was used with"
+WRONG = "the database was used with a different store"
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 def bind(database: Database, blobs: Blobs, *, adopt: bool = False) -> None:
     """Check that a database and a blob store belong together; bind them if neither is bound.
 
-    ``adopt`` binds them in any case. If the blob store is not available, this only logs a warning,
-    because maps in memory and the database can still be used.
-    Raises Conflict if they do not belong together.
+    ``adopt`` binds them even if they are bound to others; otherwise this raises Conflict if they do
+    not belong together. If the blob store is unavailable, this only logs a warning, because maps in
+    memory and the database can still be used.
     """
     try:
         if adopt or not _seems_bound(database, blobs):
@@ -59,7 +59,7 @@ def check_bound(database: Database, blobs: Blobs) -> None:
 
 
 def check_unused(blobs: Blobs) -> None:
-    """Raise Conflict if a blob store is in use, and can therefore not belong to a new database."""
+    """Raise Conflict if a blob store is in use and therefore cannot belong to a new database."""
     try:
         is_used = blobs.peek(ID_KEY) is not None or _has_blobs(blobs)
     except Unavailable:
@@ -73,13 +73,13 @@ def check_unused(blobs: Blobs) -> None:
 
 
 def id_of(database: Database) -> str:
-    """Return the id of the blob store of a database; empty if it is not bound."""
+    """Return the id of a database's blob store; empty if the database is not bound."""
     with database.read() as store:
         return store.chores.note(CHORE).removesuffix(UNCONFIRMED)
 
 
 def _is_bound(database: Database, blobs: Blobs) -> bool:
-    """Return whether both are bound to each other; raise Conflict if only one is, or to another."""
+    """Return whether the two are bound to each other; raise Conflict on a contradiction."""
     with database.read() as store:
         note, is_empty = store.chores.note(CHORE), store.inventory.is_empty()
     ours = note.removesuffix(UNCONFIRMED)
@@ -97,7 +97,7 @@ def _write_id(database: Database, blobs: Blobs, *, adopt: bool) -> None:
     with database.write() as store:
         known = store.chores.note(CHORE).removesuffix(UNCONFIRMED)
         id = secrets.token_hex(16) if adopt or not known else known
-        # should this process die now, the next one repeats the rest
+        # if this process dies now, the next one repeats the rest
         store.chores.set_note(CHORE, id + UNCONFIRMED)
     blobs.put(ID_KEY, id.encode())
     with database.write() as store:

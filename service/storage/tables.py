@@ -39,7 +39,7 @@ def workspace() -> Column[str]:
 
 
 def stored_bytes() -> Column[int]:
-    """Return a column for the number of bytes that belong to a row, including blobs."""
+    """Return a column for the number of bytes stored for a row, including its blobs."""
     return Column("stored_bytes", BigInteger, nullable=False, server_default="0")
 
 

@@ -1,4 +1,4 @@
-"""Migrate the database, in only one of several processes that start at the same time."""
+"""Migration of the database, by only one of several processes that start together."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def newest_revision() -> str:
 
 
 def is_known(revision: str) -> bool:
-    """Return whether this program can migrate a database of this revision."""
+    """Return whether this program can migrate a database at this revision."""
     return revision in {one.revision for one in _scripts().walk_revisions()}
 
 
@@ -101,7 +101,7 @@ def check_exists(file: Path) -> None:
 
 
 def check_current(database: Database) -> None:
-    """Raise Invalid unless a database has the revision and the schema of this program."""
+    """Raise Invalid unless a database has this program's revision and schema."""
     found = revision_of(database)
     if found is None:
         raise Invalid(
@@ -113,8 +113,9 @@ def check_current(database: Database) -> None:
     if found != newest_revision():
         raise Invalid(
             "other_schema",
-            f"the database has schema {found}, but this program expects {newest_revision()}: use "
-            "the program that serves it, or run `python -m service migrate` first",
+            f"the database is at revision {found}, but this version of the service expects "
+            f"{newest_revision()}: use the version that serves it, or first run "
+            "`python -m service migrate`",
         )
     check_schema(database, found)
 
@@ -127,8 +128,9 @@ def _check_known(revision: str) -> None:
     if not is_known(revision):
         raise Invalid(
             "newer_database",
-            f"the database is at revision {revision}, but this version of the service supports "
-            f"only up to {newest_revision()}: start the version that created it, or a newer one",
+            f"the database is at revision {revision}, but this version of the service knows only "
+            f"revisions up to {newest_revision()}: start the version that created it, or a newer "
+            "one",
         )
 
 

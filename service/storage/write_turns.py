@@ -20,10 +20,10 @@ GATE_SECONDS = 1.0
 
 
 class WriteTurns:
-    """Let one thread write at a time; owners take turns, first in, first out.
+    """Write lock for one thread at a time; owners take turns, each first in, first out.
 
-    However many calls of one owner are waiting, a call of another owner waits for at most one of
-    them.
+    No matter how many calls of one owner are waiting, the next call of another owner waits for at
+    most one of them.
 
     With ``file``, the path of the database, the processes that write to it take turns as well.
     """
@@ -86,10 +86,10 @@ def _process_turn(file: Path, deadline: float) -> Iterator[None]:
 
     A process holds the gate while it waits for the turn. The process that wrote last must pass
     the gate again, so it cannot overtake the one that is waiting. The kernel releases both locks
-    if a process dies; a gate that a stopped process holds is ignored after ``GATE_SECONDS``.
+    if a process dies; a gate held by a stopped process is ignored after ``GATE_SECONDS``.
 
-    SQLite's own lock protects the data, and these locks only order the writers. The process
-    therefore continues without them if their files cannot be created.
+    SQLite's own lock protects the data; these locks only order the writers. If their files cannot
+    be created, the process continues without them.
     """
     with ExitStack() as held:
         try:

@@ -1,4 +1,4 @@
-"""SQL for pages that list calibrators and versions, one statement per page."""
+"""SQL for the lists of calibrators and versions, with one statement per page."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Conversion of Open Inference Protocol bodies to arrays and back.
 
-A body is JSON alone, or JSON followed by raw little-endian tensors. In the second case the header
+A body is JSON alone, or JSON followed by raw little-endian tensors. In the second case, the header
 ``Inference-Header-Content-Length`` is the length of the JSON. Memory for numbers is only allocated
-after a check that the shape, multiplied in Python integers, matches the bytes received.
+once the shape, multiplied in Python integers, is known to match the bytes received.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUT = "probabilities"
 
 @dataclass(frozen=True)
 class InferLimits:
-    """Limits in bytes on a request (as sent and unpacked) and its response, and on JSON."""
+    """Size limits in bytes: ``body`` on bodies, packed and unpacked, and ``json`` on their JSON."""
 
     body: int
     json: int
@@ -68,19 +68,19 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
             "body_too_large", f"the body unpacks to more than {limit} bytes: send fewer rows"
         )
     if not unpacker.eof or unpacker.unused_data:
-        raise Malformed("bad_encoding", f"the body is not exactly one complete {encoding} stream")
+        raise Malformed("bad_encoding", f"the body must be exactly one complete {encoding} stream")
     return unpacked
 
 
 def decode(
     body: bytes, header_length: int | None, served: Served, limits: InferLimits
 ) -> InferRequest:
-    """Read an infer request; ``header_length`` is the length of its JSON (None: the whole body)."""
+    """Decode an infer request; ``header_length`` is the length of its JSON, None if that is all."""
     length = len(body) if header_length is None else header_length
     if length > len(body):
         raise Malformed(
             "bad_tensor_length",
-            f"{LENGTH_HEADER} is {length} bytes, but the body has {len(body)}",
+            f"{LENGTH_HEADER} is {length}, but the body has only {len(body)} bytes",
         )
     if length > limits.json:
         raise TooLarge(
@@ -162,7 +162,7 @@ def _parse(text: memoryview) -> dict[str, Any]:
 
 
 def _only_warns(parameters: dict[str, Any]) -> bool:
-    """Return whether a model mismatch is only a warning, not an error."""
+    """Return whether a model mismatch is a warning rather than an error."""
     choice = fields.optional(parameters, "parameters.fingerprint", str) or "refuse"
     if choice not in ("refuse", "warn"):
         raise Malformed(
@@ -178,7 +178,7 @@ def _wants_binary(document: dict[str, Any], parameters: dict[str, Any]) -> bool:
     if len(outputs) > 1 or any(type(one) is not dict for one in outputs):
         raise Malformed(
             "wrong_outputs",
-            f"outputs must be a list of at most one object, with the name {OUTPUT!r}, "
+            f"outputs must be a list of at most one object, named {OUTPUT!r}, "
             f"got {len(outputs)} entries",
         )
     for output in outputs:

@@ -1,4 +1,4 @@
-"""Fields of a request's JSON, looked up by their path so that errors can name it."""
+"""Lookup of fields in a request's JSON by path, so that errors can name the path."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class InputTensor:
         return found
 
     def shape(self, form: str, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape; raise if its number of dimensions is not allowed or one is empty."""
+        """Return the shape; raise Malformed if its number of dimensions or one of them is wrong."""
         found = fields.required(self.sent, f"{self.path}.shape", list)
         if len(found) not in dimensions or any(type(one) is not int or one < 1 for one in found):
             raise Malformed(
@@ -71,7 +71,7 @@ class InputTensor:
         return tuple(found)
 
     def data(self, shape: tuple[int, ...]) -> list[Any]:
-        """Return the values in the JSON, flattened; they may be sent as one list per row."""
+        """Return the values in the JSON as a flat list; clients may also send one list per row."""
         data = fields.required(self.sent, f"{self.path}.data", list)
         if data and type(data[0]) is list:
             columns = shape[-1] if len(shape) > 1 else 1
@@ -90,7 +90,7 @@ class InputTensor:
         return data
 
     def numbers(self, datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the numbers, flattened."""
+        """Return the numbers as a flat array."""
         if self.size is None:
             with parsing_turn(NUMBER_BYTES * math.prod(shape)):
                 return from_json(self.data(shape), datatype, f"{self.path}.data")
@@ -105,7 +105,7 @@ class InputTensor:
         return from_bytes(self.raw, datatype)
 
     def names(self, shape: tuple[int, ...]) -> Iterator[list[str]]:
-        """Return the strings, flattened, in blocks."""
+        """Return an iterator over blocks of the strings."""
         if self.size is None:
             return names_from_json(self.data(shape), f"{self.path}.data")
         return names_from_bytes(self.raw, math.prod(shape), self.path)
@@ -119,7 +119,7 @@ def read_inputs(
 ) -> Inputs:
     """Read the inputs for a map; ``tail`` contains the bytes after the JSON.
 
-    ``check`` may refuse the values before the segment names are read, because that takes longer.
+    ``check`` may reject the values before the segment names are read, which takes longer.
     """
     found = _tensors(document, tail, served)
     tensor = found[served.map.kind]
@@ -133,7 +133,7 @@ def read_inputs(
 
 
 def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict[str, InputTensor]:
-    """Return the inputs by name; the bytes after the JSON are assigned to them in order."""
+    """Return the inputs by name, each with its part of the bytes after the JSON."""
     kind = served.map.kind
     inputs = fields.required(document, "inputs", list)
     if not inputs or any(type(one) is not dict for one in inputs):
@@ -157,7 +157,7 @@ def _tensors(document: dict[str, Any], tail: memoryview, served: Served) -> dict
     if tail:
         raise Malformed(
             "bad_tensor_length",
-            f"{len(tail)} bytes after the JSON are not part of any input's binary_data_size",
+            f"{len(tail)} bytes after the JSON are not covered by any binary_data_size",
         )
     if kind not in found:
         raise Malformed("wrong_inputs", f"inputs must contain a tensor named {kind!r}")

@@ -17,11 +17,11 @@ SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 ERRORS = {
     "400": (
-        "The request cannot be read: bad JSON, field, datatype, name or number of bytes",
+        "The request cannot be read: invalid JSON, field, datatype, name or number of bytes",
         "inputs[0].data must contain 6 values for the shape [2, 3], got 3",
     ),
     "401": ("The key is missing or invalid", "send a valid key"),
-    "403": ("The key has no predict scope", "this needs a key with the predict scope"),
+    "403": ("The key lacks the predict scope", "this needs a key with the predict scope"),
     "404": ("No such calibrator, alias or version", "there is no calibrator 'resnet50-prod'"),
     "408": ("The body did not arrive in time", "the body did not arrive in time"),
     "409": (
@@ -38,7 +38,7 @@ ERRORS = {
         "Content-Encoding must be gzip, deflate or absent, got 'br'",
     ),
     "422": (
-        "The values break a rule, or have the wrong number of classes",
+        "The values are invalid, or have the wrong number of classes",
         "logits must not be NaN (1 row breaks this rule, first row 1)",
     ),
     "503": (
@@ -176,13 +176,13 @@ INFER_DESCRIPTION = (
     "set `binary_data_output`, or `binary_data` in an output. Content-Encoding may be gzip or "
     "deflate.\n\n"
     "A map of the method `segmented` accepts a second input, `segments`: the segment of each row, "
-    "as BYTES or integers of shape [n] or [n, 1]. Without it, and for rows of unknown segments, "
-    "the map for all rows is used. The number of rows of unknown segments is in the header "
-    "Calibrd-Warning and in the response's parameter `warning`.\n\n"
+    "as BYTES or integers of shape [n] or [n, 1]. Without it, and for rows with unknown segments, "
+    "the map for all rows is used. The header Calibrd-Warning and the response's parameter "
+    "`warning` report the number of rows with unknown segments.\n\n"
     "The fingerprint of the model that produced the values may be sent as the header "
     f"`{MODEL_HEADER}` or as the request's parameter `model`. If the map was fitted for another "
-    "model, the response is 409. With the parameter `fingerprint` set to `warn`, the response is "
-    "200 with the header Calibrd-Warning instead."
+    "model, the status is 409. If the parameter `fingerprint` is `warn`, the status is 200, and a "
+    "Calibrd-Warning header is sent instead."
 )
 
 
@@ -223,10 +223,10 @@ def _infer(suffix: str, which: str) -> Plain:
     length = {"schema": {"type": "integer", "minimum": 0}}
     responses["200"]["headers"] = {
         LENGTH_HEADER: {
-            "description": "length of the JSON in bytes, if a raw tensor follows",
+            "description": "Length of the JSON in bytes, if a raw tensor follows",
             **length,
         },
-        "Calibrd-Warning": {"description": "a code and a sentence", "schema": STRING},
+        "Calibrd-Warning": {"description": "A code and a message", "schema": STRING},
     }
     responses["200"]["content"]["application/octet-stream"] = BINARY
     return _operation(
@@ -240,7 +240,7 @@ def _infer(suffix: str, which: str) -> Plain:
                 "name": MODEL_HEADER,
                 "in": "header",
                 "required": False,
-                "description": "fingerprint of the model that produced the values, in UTF-8",
+                "description": "Fingerprint of the model that produced the values, in UTF-8",
                 "schema": {"type": "string", "minLength": 1},
             },
         ],
@@ -255,7 +255,7 @@ def _infer(suffix: str, which: str) -> Plain:
 
 
 def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) -> Plain:
-    """Return the three paths of a model: metadata, ready and infer."""
+    """Return the three paths of a model: metadata, readiness and infer."""
     refusals = ("401", "403", "404", "503")
     ready = _object("name", "ready", name=STRING, ready=BOOLEAN)
     operations = {
@@ -282,14 +282,14 @@ def _model_paths(prefix: str, suffix: str, which: str, parameters: list[Plain]) 
 
 def _health(operation_id: str, summary: str, state: str) -> Plain:
     schema = _object(state, **{state: BOOLEAN})
-    responses = _answers("Yes", schema, {state: True})
+    responses = _answers(f"The server is {state}", schema, {state: True})
     if state == "ready":
-        responses["503"] = _answer("Not now", schema, {state: False})
+        responses["503"] = _answer("The server is not ready", schema, {state: False})
     return {"get": _operation(operation_id, summary, responses, security=[])}
 
 
-_NAME = _path_parameter("name", "the calibrator's name", NAME)
-_VERSION = _path_parameter("version", "a version's number, or an alias", VERSION)
+_NAME = _path_parameter("name", "The name of the calibrator", NAME)
+_VERSION = _path_parameter("version", "A version number or an alias", VERSION)
 _SERVER = _object(
     "name", "version", "extensions", name=STRING, version=STRING, extensions=_list_of(STRING)
 )

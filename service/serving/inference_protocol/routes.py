@@ -61,9 +61,9 @@ def inference_routes(
 ) -> list[Route]:
     """Return all routes of the protocol.
 
-    ``find`` looks up a map in memory; ``load`` is called if it is not there. The routes expect the
-    caller in ``scope["principal"]``, except for /v2 and /v2/health, which are public, and a body of
-    at most ``limit_bytes``.
+    ``find`` looks up a map in memory; ``load`` is called if it is not there. The middleware must
+    limit bodies to ``limit_bytes`` and set ``scope["principal"]``, except for /v2 and /v2/health,
+    which are public.
     """
     limits = InferLimits(limit_bytes, min(limit_bytes, limit_json_bytes))
     protocol = _Protocol(find, load, server_version, limits, is_ready, large)

@@ -1,4 +1,4 @@
-"""The protocol's datatypes, and arrays from binary tensors and from JSON."""
+"""The protocol's datatypes, and conversion of binary tensors and JSON to arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTH_BYTES = 4  # before each string in a binary tensor
 
 
 def from_bytes(data: memoryview, datatype: str) -> NDArray[Any]:
-    """Read little-endian values, flattened; BF16 becomes float32."""
+    """Read little-endian values as a flat array; BF16 becomes float32."""
     array = np.frombuffer(data, DATATYPES[datatype])
     if datatype == "BF16":
         return widened_bfloat16(array)
@@ -60,8 +60,8 @@ def names_from_bytes(data: memoryview, count: int, path: str) -> Iterator[list[s
     if done != count or end != len(data):
         raise Malformed(
             "bad_tensor_length",
-            f"the bytes of {path} must be exactly {count} strings, each preceded by its length in "
-            f"{LENGTH_BYTES} bytes",
+            f"the bytes of {path} must be exactly {count} strings, each preceded by its "
+            f"{LENGTH_BYTES}-byte length",
         )
     yield names
 
@@ -70,7 +70,7 @@ def _decoded(raw: bytes, path: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Malformed("bad_values", f"{path} must contain strings in UTF-8") from error
+        raise Malformed("bad_values", f"{path} must contain UTF-8 strings") from error
 
 
 def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
@@ -78,19 +78,25 @@ def names_from_json(data: list[Any], path: str) -> Iterator[list[str]]:
     for start in range(0, len(data), BLOCK_NAMES):
         block = data[start : start + BLOCK_NAMES]
         if not {str}.issuperset(map(type, block)):
-            raise Malformed("bad_values", f"{path} of {TEXT} must contain only strings")
+            raise Malformed(
+                "bad_values", f"{path} has datatype {TEXT} and must contain only strings"
+            )
         yield block
 
 
 def from_json(data: list[Any], datatype: str, path: str) -> NDArray[Any]:
     """Convert numbers from JSON to an array."""
     if datatype == "BF16":
-        raise Malformed("bad_datatype", f"{path}: send BF16 as a binary tensor, or FP32")
+        raise Malformed(
+            "bad_datatype", f"{path} cannot contain BF16: send it as a binary tensor, or as FP32"
+        )
     dtype = DATATYPES[datatype]
     allowed = {int, float} if dtype.kind == "f" else {int}
     if not allowed.issuperset(map(type, data)):
         noun = "numbers" if dtype.kind == "f" else "integers"
-        raise Malformed("bad_values", f"{path} of {datatype} must contain only {noun}")
+        raise Malformed(
+            "bad_values", f"{path} has datatype {datatype} and must contain only {noun}"
+        )
     out_of_range = f"{path} contains numbers outside the range of {datatype}"
     try:
         with np.errstate(over="ignore"):

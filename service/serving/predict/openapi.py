@@ -23,26 +23,29 @@ LABELS: Plain = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 SEGMENTS: Plain = {
     "type": "array",
     "items": {"type": ["string", "integer"]},
-    "description": "The segment of each row, for a map that has segments",
+    "description": "The segment of each row, for maps with segments",
 }
 
 FEATURES: Plain = {
     "type": "array",
     "items": {"type": "array", "items": {"type": "number"}},
-    "description": "The input to the model's last layer (n, d), for a map that needs features",
+    "description": "The inputs to the model's last layer (n, d), for maps that need features",
 }
-UNUSED: Plain = {"type": "array", "description": "Accepted as in a dataset, but not used"}
+UNUSED: Plain = {
+    "type": "array",
+    "description": "Ignored; accepted because datasets may contain it",
+}
 
 ERRORS: dict[int | str, str] = {
     "400": "The body, a header or the query cannot be read",
     "401": "The key is missing or invalid",
-    "403": "The key has no predict scope",
+    "403": "The key lacks the predict scope",
     "404": "No such calibrator, version or alias",
-    "406": "The response is not available in an accepted format",
+    "406": "The response is not available in any accepted format",
     "409": "The map was fitted for another model (`model_mismatch`)",
     "413": "The body (as sent or unpacked) or the response is too large, or has too many rows",
     "415": "The body's format is not supported",
-    "422": "Values, parameters or names break a rule: NaN, wrong number of classes, wrong kind",
+    "422": "Invalid values, parameters or names: NaN, wrong number of classes, wrong kind",
     "503": "A component of the service is unavailable",
     "default": "An error",
 }
@@ -68,28 +71,28 @@ OPTIONS = [
         "dtype",
         "query",
         {"type": "string", "enum": ["float32", "float64"]},
-        "Type of the probabilities; by default float32 for float32 and float16 values. With "
-        "float64, they are also computed in float64",
+        "Type of the probabilities; by default float32 for float32 and float16 values, otherwise "
+        "float64. With float64, they are also computed in float64",
     ),
     _parameter(
         "top",
         "query",
         {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        "Return only this many of the most probable classes",
+        "Return only this many classes per row, the most probable ones",
     ),
     _parameter(
         "interval",
         "query",
         {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LEVEL, "example": 0.9},
-        "Also return a credible interval of this level for the confidence of each row; only for "
-        "maps of the method additive, which auto fits",
+        "Also return a credible interval at this level for the confidence of each row; only for "
+        "maps of the method additive, which auto fits by default",
     ),
     _parameter(
         "model",
         "query",
         {"type": "string", "minLength": 1},
-        "Fingerprint of the model that produced the values; if the header "
-        f"{MODEL_HEADER} is sent too, both must be equal",
+        "Fingerprint of the model that produced the values; must equal the header "
+        f"{MODEL_HEADER} if both are sent",
     ),
     _parameter(
         "fingerprint",
@@ -124,7 +127,7 @@ DOCUMENT: Plain = {
         },
         "interval": {
             "type": "object",
-            "description": "With `interval`: bounds of the probability that the predicted class is "
+            "description": "With `interval`: bounds on the probability that the predicted class is "
             "correct",
             "required": ["level", "low", "high"],
             "properties": {"level": {"type": "number"}, "low": ROW, "high": ROW},
@@ -149,7 +152,7 @@ ANSWER: Plain = {
         },
         "Calibrd-Warning": {
             "schema": {"type": "string"},
-            "description": "A code and a message; the header is repeated for each warning",
+            "description": "A code and a message; one header per warning",
         },
     },
     "content": {
@@ -194,7 +197,7 @@ BODY: Plain = {
             "examples": {
                 "logits": {"value": {"logits": [[2.1, 0.3, -1.0]]}},
                 "with labels": {"value": {"logits": [[2.1, 0.3, -1.0]], "labels": [0]}},
-                "of a segment": {"value": {"logits": [[2.1, 0.3, -1.0]], "segments": ["web"]}},
+                "with segments": {"value": {"logits": [[2.1, 0.3, -1.0]], "segments": ["web"]}},
                 "one row": {"value": [2.1, 0.3, -1.0]},
             },
         },
@@ -216,20 +219,20 @@ OPENAPI: Plain = {
                 "Send an array (n, k) as npy, npz, safetensors or JSON. In npz, safetensors and "
                 "JSON objects, name it `logits` or `probabilities`, whichever the map was fitted "
                 "on, or `values` to skip that check. A one-dimensional array of k numbers is one "
-                "row. A map of two classes refuses such an array (`ambiguous_row`): it accepts "
+                "row. A map of two classes rejects such an array (`ambiguous_row`): it accepts "
                 "(n, 2), or (n, 1) with the logit or probability of class 1. The response has the "
                 "same format as the request, unless Accept names another.\n\n"
                 "With `labels` (n,), the response is JSON with an `evaluation`: ECE with its "
                 "noise floor, NLL, Brier score and reliability tables, for at most "
                 f"{EVALUATED_ROWS} rows.\n\n"
                 "With `segments` (n,), which are names or integers, a map of the method "
-                "`segmented` calibrates each row for its segment. For rows of unknown segments it "
-                "uses the map for all rows, and a Calibrd-Warning states how many there are. Other "
-                "maps refuse segments (`no_segments`), unless labels are sent as well: the "
-                "evaluation then also reports each segment (`by_segment`).\n\n"
+                "`segmented` calibrates each row for its segment. Rows with unknown segments use "
+                "the map for all rows, and a Calibrd-Warning header reports their number. Other "
+                "maps reject segments (`no_segments`), unless labels are sent as well: the "
+                "evaluation then also covers each segment (`by_segment`).\n\n"
                 "A map of a method that needs features, such as `feature_clipping`, takes them as "
-                "`features` (n, d); a call without them is refused (`missing_features`). Other "
-                "maps refuse features (`no_features`)."
+                "`features` (n, d); a call without them is rejected (`missing_features`). Other "
+                "maps reject features (`no_features`)."
             ),
             "parameters": OPTIONS,
             "requestBody": BODY,
@@ -239,7 +242,7 @@ OPENAPI: Plain = {
             "operationId": "predict_one_row",
             "tags": ["predict"],
             "summary": "Calibrate one row",
-            "description": "Calibrate one row that is passed in the query string, for quick tests. "
+            "description": "Calibrate one row passed in the query string, for quick tests. "
             "Pass either `logits` or `probabilities`.",
             "parameters": [
                 _parameter(

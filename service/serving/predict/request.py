@@ -61,11 +61,11 @@ NOTHING = PredictRequest()
 
 
 def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
-    """Parse a query string; each parameter must be known and occur once."""
+    """Parse a query string; unknown and repeated parameters raise Invalid."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError as error:
-        raise Malformed("bad_query", "the query string cannot be read as UTF-8") from error
+        raise Malformed("bad_query", "the query string must be percent-encoded UTF-8") from error
     request, seen = NOTHING, set()
     for name, value in pairs:
         if name in seen:
@@ -86,14 +86,15 @@ def read_query(query: bytes, *, with_values: bool) -> PredictRequest:
             case "logits" | "probabilities" if with_values:
                 if request.values is not None:
                     raise Invalid(
-                        "logits_or_probabilities", "send one of logits and probabilities, not both"
+                        "logits_or_probabilities", "send either logits or probabilities, not both"
                     )
                 request = replace(request, values=_one_row(name, value))
             case _:
                 raise _unknown(name, with_values=with_values)
     if with_values and request.values is None:
         raise Invalid(
-            "missing_parameter", "send the row as logits=2.1,0.3,-1.0 or as probabilities="
+            "missing_parameter",
+            "the row is missing: send logits=2.1,0.3,-1.0 or probabilities=0.8,0.1,0.1",
         )
     return request
 
@@ -178,6 +179,6 @@ def _unknown(name: str, *, with_values: bool) -> Invalid:
     known += ["logits", "probabilities"] if with_values else []
     return Invalid(
         "unknown_parameter",
-        f"unknown parameter {name[:40]!r}: supported are {', '.join(sorted(known))}",
+        f"unknown parameter {name[:40]!r}: use one of {', '.join(sorted(known))}",
         known=sorted(known),
     )

@@ -72,8 +72,8 @@ Headers = list[tuple[bytes, bytes]]
 def predict_route(find: Find, load: Load, limits: Limits, large: LargeCalls) -> Route:
     """Return the route that applies maps.
 
-    ``find`` looks up a map in memory; ``load`` is called if it is not there. The route expects the
-    caller in ``scope["principal"]``, and a body of at most ``limits.bytes``.
+    ``find`` looks up a map in memory; ``load`` is called if it is not there. The middleware must
+    set ``scope["principal"]`` and limit bodies to ``limits.bytes``.
     """
     return Route(PATH, Predict(find, load, limits, large), methods=["GET", "POST"], name="predict")
 
@@ -189,7 +189,7 @@ class Predict:
     def _respond_to_long_query(
         self, served: Served, query: bytes, sent: SentHeaders
     ) -> tuple[Headers, bytes]:
-        """Respond to a GET with a long row."""
+        """Respond to a GET request with a long row."""
         request = read_query(query, with_values=True)
         mismatch = _mismatch(served, request, sent)
         assert request.values is not None  # noqa: S101 - read_query raises otherwise
@@ -206,7 +206,7 @@ class Predict:
         sent: SentHeaders,
         format: Format,
     ) -> int:
-        """Return the approximate size of the response in bytes; raise TooLarge beyond the limit."""
+        """Return the approximate response size in bytes; raise TooLarge if it exceeds the limit."""
         k = served.map.k
         check_call_cost(served, arrays.values)
         output_format = _output_format(arrays, request, sent, format)
@@ -230,7 +230,7 @@ class Predict:
         sent: SentHeaders,
         format: Format,
     ) -> tuple[Headers, bytes]:
-        """Return the headers and the body of the response to values sent in ``format``."""
+        """Return the headers and body of the response to values sent in ``format``."""
         output_format = _output_format(arrays, request, sent, format)
         found = predict(served.map, arrays, request.dtype, request.interval)
         probabilities = found.probabilities
@@ -255,7 +255,7 @@ def _mismatch(served: Served, request: PredictRequest, sent: SentHeaders) -> str
 
 
 def _is_read_quickly(format: Format, body: bytes) -> bool:
-    """Return whether a body is decoded faster here than on another thread."""
+    """Return whether a body is decoded faster on the event loop than on another thread."""
     is_small = len(body) <= INLINE_BYTES and format.codec.unpacked_size is None
     return is_small and format.codec.parsed_size(body) <= INLINE_JSON_BYTES
 
@@ -277,7 +277,7 @@ def answer_size(
 ) -> int:
     """Return the approximate size of the response in bytes, for values that fit the map."""
     values = arrays.values
-    # rows of a map of two classes have one number or two
+    # rows for a map of two classes have one number or two
     rows = len(values) if classes == 2 else values.size // classes
     if request.dtype is not None:
         number = 4 if request.dtype is np.float32 else 8
@@ -301,12 +301,12 @@ def _output_format(
     output_format = answer_format(sent.accept, Format.JSON if in_json else format)
     if arrays.labels is not None and output_format is not Format.JSON:
         raise NotAcceptable(
-            "json_only", f"with labels the response is a report: accept {Format.JSON.media_type}"
+            "json_only", f"calls with labels return a JSON report: accept {Format.JSON.media_type}"
         )
     if is_several and not output_format.codec.is_named:
         raise NotAcceptable(
             "one_array_only",
-            f"{output_format} holds one array, but top and interval need several: accept npz, "
+            f"{output_format} holds only one array, but top and interval need several: accept npz, "
             "safetensors or JSON",
         )
     return output_format
@@ -338,7 +338,7 @@ def _document(
 def _top_rows(
     classes: NDArray[Any], probabilities: NDArray[Any]
 ) -> Iterator[list[dict[str, NDArray[Any]]]]:
-    """Yield the rows of a response with the most probable classes, in blocks."""
+    """Yield blocks of the response's rows, each with its most probable classes."""
     for start in range(0, len(classes), TOP_ROWS_BLOCK):
         block = slice(start, start + TOP_ROWS_BLOCK)
         rows = zip(classes[block], probabilities[block], strict=True)

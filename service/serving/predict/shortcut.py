@@ -12,7 +12,7 @@ PLACE = re.compile(r"/v1/calibrators/(?P<name>[^/@]+)@(?P<ref>[^/@]+)/predict")
 
 
 class Shortcut:
-    """Raw ASGI middleware that passes predict calls to their route, and all others to the app."""
+    """Raw ASGI middleware that sends predict calls to their route, and the rest to the app."""
 
     def __init__(self, app: ASGIApp, route: Route) -> None:
         self.app = app

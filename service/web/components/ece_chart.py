@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class EceChart:
-    """The data for the template's chart; ``words`` is the text alternative."""
+    """The template's data for a chart; ``words`` is the text alternative."""
 
     marks: tuple[Mark, ...]
     floor: float | None
@@ -35,7 +35,7 @@ class EceChart:
 
 
 def chart_scale(listed: Iterable[HasVerdict]) -> float:
-    """Return the common scale of the charts on a page: the largest bound of all intervals."""
+    """Return the common scale of the charts on a page: the largest upper bound of an interval."""
     sides = (side for one in listed for side in (one.before, one.after))
     return max([MIN_SCALE, *(float(side["high"]) for side in sides if side)])
 

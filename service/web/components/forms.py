@@ -1,4 +1,4 @@
-"""Parse the forms that pages send."""
+"""Parsing of submitted forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Form:
     def text(self, name: str) -> str:
         """Return the text of a field without surrounding whitespace; empty if there is none.
 
-        Browsers send a line end as two characters, but count it as one.
+        Line breaks become single characters: browsers send two, but count one towards maxlength.
         """
         return self._fields.get(name, [""])[0].replace("\r\n", "\n").strip()
 
@@ -44,7 +44,7 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """Return the form in a request's body; an empty form if there is no body."""
+    """Return the form in the body of a request, which is empty if there is no body."""
     body = await request.body()
     if not body:
         return Form({})
@@ -61,7 +61,7 @@ def _fields(body: bytes) -> dict[str, list[str]]:
             body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"
         )
     except ValueError as error:
-        raise Malformed("malformed_form", "this form cannot be parsed") from error
+        raise Malformed("malformed_form", "the form cannot be parsed") from error
 
 
 def _sent(request: Request) -> Form:
@@ -70,4 +70,4 @@ def _sent(request: Request) -> Form:
 
 
 Sent = Annotated[Form, Depends(_sent)]
-"""Parameter of a route: the form, parsed and checked by its PageRoute."""
+"""Route parameter: the form, parsed and checked by the PageRoute."""

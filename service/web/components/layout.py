@@ -63,7 +63,7 @@ NAVIGATION = (
 
 
 class PageRoute(APIRoute):
-    """A route of a page, which checks the token of forms, and shows errors as pages."""
+    """A route that checks the tokens of forms and shows errors as pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, which parses and checks the form first."""
@@ -83,7 +83,7 @@ class PageRoute(APIRoute):
 
 
 def pages() -> APIRouter:
-    """Return a router for a module of pages."""
+    """Return a router for a page module."""
     return APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
@@ -121,14 +121,14 @@ def error_page(request: Request, error: Exception) -> HTMLResponse:
 
 
 async def refuse_as_page(request: Request, error: Exception) -> Response:
-    """Respond to errors outside of routes, such as unknown paths, with a page or as JSON."""
+    """Respond to an error outside of routes, such as an unknown path, with a page or JSON."""
     if wants_page(request.scope):
         return error_page(request, error)
     return problem_response(request.scope, error)
 
 
 def lead_to(request: Request, path: str, *, status: int = 303) -> RedirectResponse:
-    """Return a redirect to a page of the service, by default for a form that was processed.
+    """Redirect to a page of the service; by default after a form was processed (303).
 
     The address is relative, so it does not depend on headers such as Host.
     """

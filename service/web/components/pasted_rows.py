@@ -1,4 +1,4 @@
-"""Parse rows that a user typed or pasted, in any common notation."""
+"""Parsing of rows that a user types or pastes in any common notation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _EMPTY = re.compile(r"[,;]\s*[,;]|^[,;]")
 def rows_of(text: str, classes: int) -> Array:
     r"""Parse rows (n, k) from JSON, printed numpy arrays, or numbers with separators.
 
-    Each line is a row, unless all numbers together are one row, with one number per class. A map of
-    two classes also takes rows of one number, as predict does.
+    Each line is a row, unless all lines together form one row with one number per class. For two
+    classes, rows may also have one number, as in predict calls.
 
     >>> rows_of("1 2 3\n4, 5, 6", 3).tolist()
     [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -31,7 +31,7 @@ def rows_of(text: str, classes: int) -> Array:
     """
     text = text.strip()
     if not text:
-        raise Invalid("no_rows", "enter a row of numbers, or use the example")
+        raise Invalid("no_rows", "enter a row of numbers, or use an example")
     rows = _json(text)
     if rows is None:
         rows = _lines(text, classes)
@@ -82,7 +82,7 @@ def _has_words(text: str) -> bool:
 def _numbers(text: str, row: int) -> list[float]:
     found = []
     if _EMPTY.search(text.strip()):
-        raise Invalid("empty_number", f"row {row}: a value between two commas is missing")
+        raise Invalid("empty_number", f"row {row}: a value is missing before a comma or semicolon")
     for word in filter(None, _BETWEEN.split(text)):
         try:
             if "_" in word:
@@ -94,7 +94,7 @@ def _numbers(text: str, row: int) -> list[float]:
 
 
 def example_row(classes: int, kind: str) -> str:
-    """Return an example row (always the same one) in which one class is likely but not certain.
+    """Return a fixed example row, in which one class is likely but not certain.
 
     >>> example_row(3, "logits"), example_row(2, "probabilities")
     ('0.13, 3.60, 0.64', '0.0444715, 0.955529')

@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 def changes(before: JudgedVersion | None, after: JudgedVersion) -> tuple[Change, ...]:
-    """Return the properties of both versions; ``before`` is None for a new alias."""
+    """Return the properties that callers notice; ``before`` is None for a new alias."""
     old, new = None if before is None else before.version, after.version
     found = (
         Change("map", _map(old), _map(new)),
@@ -56,7 +56,7 @@ def _classes(version: Version | None) -> str:
 
 
 def _keeps_class(version: Version) -> bool:
-    """Return whether a map keeps the predicted class, according to its method, winner or base."""
+    """Return whether a map keeps the predicted class, judging by its method, winner or base."""
     keeps = keeps_class(version.method)
     if keeps is None:  # str: fit_info of registered maps is untrusted
         named = (version.fit_info.get(name) for name in ("winner", "base"))
@@ -67,7 +67,7 @@ def _keeps_class(version: Version) -> bool:
 def _input_note(old: Version | None, new: Version) -> str:
     if old is None or _input(old) == _input(new):
         return ""
-    return "callers that keep sending the current input will be refused"
+    return "calls that still send the current input will be rejected"
 
 
 def _classes_note(old: Version | None, new: Version) -> str:
@@ -78,7 +78,7 @@ def _classes_note(old: Version | None, new: Version) -> str:
 def _model_note(old: Version | None, new: Version) -> str:
     if old is None or old.model == new.model:
         return ""
-    return "callers that specify another model will be refused (model_mismatch)"
+    return "calls that specify another model will be rejected (model_mismatch)"
 
 
 def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
@@ -88,21 +88,21 @@ def _measured(old: Report | None, new: Report | None) -> tuple[Change, ...]:
     was, will_be = _confidence(old), _confidence(new)
     note = ""
     if was is not None and will_be is not None and percent(was) != percent(will_be) and not rows:
-        note = f"overall, {'more' if will_be > was else 'fewer'} rows pass a threshold"
+        note = f"overall, {'more' if will_be > was else 'fewer'} rows exceed a given threshold"
     return (Change("mean confidence", percent(was), percent(will_be), note or rows),)
 
 
 def _confidence(report: Report | None) -> float | None:
-    """Return the mean confidence over all bins, weighted by their rows."""
+    """Return the mean confidence over all bins, weighted by their row counts."""
     held = [] if report is None else [one for one in report.equal_width if one.count]
     rows = sum(one.count for one in held)
     return sum(one.count * (one.confidence or 0.0) for one in held) / rows if rows else None
 
 
 def _same_rows(old: Report, new: Report) -> bool:
-    """Return whether both reports appear to be on the same rows.
+    """Return whether both reports appear to cover the same rows.
 
-    This compares the descriptions of the rows and the metrics before calibration.
+    The comparison uses the descriptions of the rows and the metrics before calibration.
     """
     then, now = (one.before and one.before.metrics for one in (old, new))
     return (old.n, old.k, old.judged_on, then) == (new.n, new.k, new.judged_on, now)

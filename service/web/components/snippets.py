@@ -70,7 +70,7 @@ def _row(version: Version) -> list[list[float]]:
 
 
 def _segments(version: Version) -> list[str]:
-    """Return the segment of the example row, for a map that has segments."""
+    """Return a segment for the example row, if the map has segments."""
     found = version.fit_info.get("segments")
     if version.method != "segmented" or not isinstance(found, list):
         return []
@@ -78,7 +78,7 @@ def _segments(version: Version) -> list[str]:
 
 
 def _features(version: Version) -> list[list[float]]:
-    """Return features of the example row, for a map that needs them."""
+    """Return features for the example row, if the map needs them."""
     map_type, found = all_maps().get(version.method), version.fit_info.get("features")
     if map_type is None or not map_type.has_features or not isinstance(found, int):
         return []
@@ -95,7 +95,7 @@ def _curl(url: str, body: dict[str, Any], needs_key: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value as Python code, with repeated numbers as a product."""
+    """Return a value as Python code, with repeated numbers abbreviated."""
     match value:
         case dict():
             return "{" + ", ".join(f'"{key}": {_short(one)}' for key, one in value.items()) + "}"
@@ -119,7 +119,7 @@ def _python(url: str, reference: str, version: Version, named: dict[str, Any]) -
         f"{kind} = {_short(_row(version))}\n" + given + "# the key is read from CALIBRD_API_KEY\n"
         f'client = calibrd.Client("{url}")\n'
         f'p = client.predict("{reference}", {kind}{argument})\n\n'
-        f"# or apply it in this process: {follows}works while the service is down\n"
+        f"# or apply the map in this process: {follows}works while the service is down\n"
         f'calibrator = client.load("{reference}")\n'
         f"p = calibrator.apply({kind}{argument})"
     )

@@ -61,7 +61,7 @@ async def _found(file: str) -> Static:
 
 @cache
 def files() -> dict[str, Path]:
-    """Return the paths of all scripts and styles below the folder ``static``, by file name."""
+    """Return the paths of all scripts and styles in the folder ``static``, by file name."""
     found = (Path(__file__).parents[1] / "static").rglob("*")
     return {path.name: path for path in found if path.suffix in TYPES}
 
@@ -74,7 +74,7 @@ def _own(file: str) -> Static:
 
 @cache
 def _charts() -> Static:
-    """Return the specifications of the charts of a run, without data."""
+    """Return the chart specifications of a run page, without data."""
     return Static(json.dumps(run_charts([])).encode(), "application/json")
 
 

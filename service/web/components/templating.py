@@ -1,4 +1,4 @@
-"""The Jinja environment of the pages and its filters; it escapes every string."""
+"""The Jinja environment of the pages, and its filters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environment() -> Environment:
 
 
 def words(text: str) -> Markup:
-    """Render text as HTML, with parts in backticks as code."""
+    """Render text as HTML; parts in backticks become code."""
     parts = re.split(r"``?([^`]+)``?", str(text).strip())
     code = Markup("<code>{}</code>")
     return Markup("").join(

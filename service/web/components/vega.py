@@ -23,7 +23,7 @@ NOT_INSTALLED = b"window.calibrdNoCharts = true;\n"
 
 
 async def library() -> bytes:
-    """Return the library as a script; if it is not installed, a script that sets a flag."""
+    """Return the library as a script, or a script that sets a flag if it is not installed."""
     if not _is_installed():
         return NOT_INSTALLED
     try:

@@ -25,7 +25,7 @@ ADDRESSES = ("database_url", "blobs_url", "sign_endpoint")
 
 @router.api_route("/about", methods=["GET", "HEAD"])
 def about_page(request: Request, joined: Joined, caller: Caller) -> Response:
-    """Show health, workers and versions, and to administrators also the settings."""
+    """Show health, workers and versions; administrators also see the settings."""
     health = joined.probe.read()
     workers = []
     if health.database == OK:
@@ -52,7 +52,7 @@ def _versions() -> dict[str, str]:
 
 
 def _settings(joined: Parts) -> list[tuple[str, Any, str]]:
-    """Return the name, value and description of each setting; URLs without secrets."""
+    """Return the name, value and description of each setting, with secrets removed from URLs."""
     settings = joined.settings
     return [
         (name, _shown(settings, name), field.description or "")

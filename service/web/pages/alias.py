@@ -59,7 +59,7 @@ class PromotionPlan:
         there: Alias | None,
         number: int,
     ) -> PromotionPlan:
-        """Plan to point an alias at a version."""
+        """Return the plan to point an alias at a version."""
         after = versions.judged(store, caller, name, number)
         before = None
         if there is not None:
@@ -67,7 +67,7 @@ class PromotionPlan:
         return cls(name, alias, there, before, after)
 
     def measured(self, joined: Parts, caller: Principal) -> PromotionPlan:
-        """Return the plan, with the change in accuracy from the current version if it is known."""
+        """Return the plan with the measured change in accuracy from the current version, if any."""
         before = None if self.before is None else self.before.version
         found = measured_change(joined.blobs, caller, self.name, before, self.after.version)
         return replace(self, accuracy=found)
@@ -86,7 +86,7 @@ class PromotionPlan:
 
     @property
     def objection(self) -> str | None:
-        """Why the move needs force; None if it does not."""
+        """Reason why the move requires force; None if it does not."""
         before = None if self.before is None else self.before.version
         return aliases.objection(self.after, before, self.alias, self.accuracy)
 
@@ -140,7 +140,7 @@ def promote_page(
     version: Number = None,
     alias: AliasName = PRODUCTION,
 ) -> Response:
-    """Show the form for alias and version; once both are given, also show what would change."""
+    """Show the form for an alias and a version; with both, also show what would change."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         known = store.aliases.all_of(calibrator.id)
@@ -208,7 +208,7 @@ def rollback_page(
 def roll_back(
     request: Request, joined: Joined, caller: Caller, name: str, alias: str, form: Sent
 ) -> Response:
-    """Undo the last move, unless the alias has moved since the page was shown."""
+    """Undo the last move, unless the alias has moved again since the page was shown."""
     with joined.database.read() as store:
         aliases.find(store, caller, name, alias)  # 404 before form errors
     moved = roll_back_alias(

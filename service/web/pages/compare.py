@@ -1,4 +1,4 @@
-"""The page that compares two versions, as judged and on the same rows."""
+"""The page that compares the reports of two versions, and both on the same rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the comparison is still running."""
+        """True if the comparison is still running."""
         return self.comparison is None and not self.error
 
 
@@ -83,7 +83,7 @@ def compare_page(
     b: Number = None,
     dataset: Annotated[str, Query(max_length=80)] = "",
 ) -> Response:
-    """Compare version ``a`` with version ``b``; callers with the fit scope may name a dataset."""
+    """Compare versions ``a`` and ``b``; callers with the fit scope may choose a dataset."""
     with joined.database.read() as store:
         calibrator = versions.calibrator_named(store, caller, name)
         first, second = (
@@ -113,14 +113,16 @@ def compare_page(
 def _chosen(
     store: Store, calibrator: CalibratorRow, a: int | None, b: int | None
 ) -> tuple[int, int]:
-    """Return the numbers to compare: by default production (or a neighbour) and the newest."""
+    """Return the versions to compare: by default production (or an adjacent one) and the newest."""
     production = store.aliases.get(calibrator.id, PRODUCTION)
     second = b or calibrator.last_version
     likely = [production.version if production else 0, second - 1, second + 1]
     numbers = range(1, calibrator.last_version + 1)
     first = a or next((one for one in likely if one in numbers and one != second), None)
     if first is None:
-        raise Conflict("no_two_versions", f"{calibrator.name} needs two versions to compare")
+        raise Conflict(
+            "no_two_versions", f"{calibrator.name} does not have two versions to compare"
+        )
     if first == second:
         raise Invalid("same_version", f"choose two different versions: both are {first}")
     return first, second

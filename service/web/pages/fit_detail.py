@@ -23,7 +23,7 @@ router = pages()
 
 @router.api_route("/jobs/{id}", methods=["GET", "HEAD"], dependencies=needs(Scope.FIT))
 def fit_page(request: Request, joined: Joined, caller: Caller, id: str) -> Response:
-    """Show a fit; the page updates itself, and then goes to the result."""
+    """Show a fit; the page updates itself and finally redirects to the result."""
     with joined.database.read() as store:
         fit = fits.find(store, caller, id)
         data = store.datasets.get(caller.workspace, fit.dataset)
@@ -47,7 +47,7 @@ def _advice(code: str) -> str:
 
 
 def result_path(fit: Fit) -> str:
-    """Return the path of the page to go to; empty without versions or with a recommendation."""
+    """Return the path of the result; empty without versions or with a recommendation."""
     if not fit.versions or fit.recommendation:
         return ""
     calibrator = f"/calibrators/{fit.calibrator_name}"
@@ -55,6 +55,6 @@ def result_path(fit: Fit) -> str:
 
 
 def _with_params(spec: Mapping[str, Any]) -> str:
-    """Return a method with its parameters."""
+    """Return a method with its parameters as text."""
     params = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec["params"].items())
     return f"{spec['method']} ({params})" if params else str(spec["method"])

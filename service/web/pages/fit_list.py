@@ -37,7 +37,7 @@ class FitRow:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the fit can be cancelled."""
+        """True if the fit can be cancelled."""
         return not (self.fit.status.is_final or self.fit.cancel_requested)
 
     @property

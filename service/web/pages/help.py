@@ -40,7 +40,7 @@ async def help_start(request: Request) -> Response:
 async def help_file(
     joined: Joined, file: str, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """Return a page, script or picture of the site."""
+    """Return a page, script or image of the site."""
     found = await asyncio.to_thread(_read, joined.settings.help_dir, file or INDEX)
     answer = found.answer(if_none_match)
     if found.media_type == "text/html":
@@ -57,7 +57,7 @@ def _read(folder: Path, file: str) -> Static:
         is_there = False
     if not is_there:
         raise NotFound(
-            "no_such_page", "there is no such documentation page: `make docs` builds the site"
+            "no_such_page", "there is no such documentation page: build the site with `make docs`"
         )
     return _kept(path, path.stat().st_mtime_ns)
 

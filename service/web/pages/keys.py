@@ -1,4 +1,4 @@
-"""Keys page: create, rotate and revoke."""
+"""The page that creates, rotates and revokes keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MEANINGS = {
     Scope.PREDICT: "apply maps over HTTP",
     Scope.FIT: "upload datasets, start and cancel fits, register versions, write training runs",
     Scope.PROMOTE: "move aliases, edit tags and descriptions",
-    Scope.ADMIN: "all of the above; manage keys and read metrics",
+    Scope.ADMIN: "all of the above, manage keys, read metrics",
 }
 
 
@@ -96,7 +96,7 @@ def revoke_key(request: Request, joined: Joined, caller: Caller, id: str) -> Res
 
 @router.post("/keys/{id}/rotate", dependencies=needs(Scope.ADMIN))
 def rotate_key(request: Request, joined: Joined, caller: Caller, id: str, form: Sent) -> Response:
-    """Create a copy of a key; the old key stays valid for some hours."""
+    """Create a replacement for a key; the old key stays valid for some hours."""
     hours = form.number("grace_hours", "hours")
     with joined.database.write() as store:
         _check_first(store, caller, form)
@@ -113,8 +113,8 @@ def _check_first(store: Store, caller: Principal, form: Form) -> None:
     if once and not store.idempotency.keep(caller.workspace, f"form {once}", digest, {}):
         raise Conflict(
             "sent_before",
-            "this form was already submitted, and its key was shown at that time: if you lost the "
-            "key, revoke it and create another",
+            "this form was already submitted, and its key was shown then: if you lost the key, "
+            "revoke it and create another",
         )
 
 

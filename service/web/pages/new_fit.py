@@ -1,7 +1,7 @@
 """The page that starts a fit: its script checks the files and sends them to the API.
 
 ``npy.js`` joins a pair of npy files into one body, ``uploading.js`` sends bodies and parses
-problems, ``new-fit.js`` is the form.
+problems, and ``new-fit.js`` controls the form.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ENDINGS = [f".{one.format}" for one in FILES]
 
 @dataclass(frozen=True)
 class Choice:
-    """A method to choose; ``keeps_class`` is None if that depends on the fit.
+    """A method to choose; ``keeps_class`` is None if it depends on the fit.
 
-    ``parameters`` has the default parameters as JSON; it is empty if there are none.
+    ``parameters`` contains the default parameters as JSON, or nothing if there are none.
     """
 
     name: str

@@ -21,5 +21,5 @@ def runs_page(request: Request) -> Response:
 
 @router.api_route("/runs/{name}", methods=["GET", "HEAD"])
 def run_page(request: Request, name: str) -> Response:
-    """Show the page of a run; its script reports if there is no such run."""
+    """Show the page of a run; if there is no such run, its script reports that."""
     return page(request, "run.html", {"name": name})

@@ -35,23 +35,23 @@ def sign_in_page(
     """Show the sign-in form; redirect if no key is needed."""
     if joined.settings.is_loopback and joined.keys.is_empty:
         return lead_to(request, local(next))
-    error = "Your session has ended; nothing was changed." if ended else ""
+    error = "Your session has ended. Nothing was changed." if ended else ""
     return page(request, TEMPLATE, {"next": local(next), "error": error})
 
 
 @router.post(SIGN_IN)
 def sign_in(request: Request, joined: Joined, form: Sent) -> Response:
-    """Start a session for the key in the form, and redirect to the page requested before."""
+    """Start a session for the key in the form, and redirect to the originally requested page."""
     check_origin(request.scope)
     next = local(form.text("next"))
     token = form.text("key")
     if not token:
-        raise Invalid("no_key", "enter an API key: cal_...")
+        raise Invalid("no_key", "enter an API key; keys begin with cal_")
     try:
         key = joined.keys.key_of(token)
         joined.keys.admit(key)
     except Unauthenticated as error:
-        values = {"next": next, "error": f"The service refused this key: {error.message}."}
+        values = {"next": next, "error": f"The service rejected this key: {error.message}."}
         return page(request, TEMPLATE, values, status=HTTPStatus.UNAUTHORIZED)
     _end_session(request, joined)  # the previous session of this browser
     answer = lead_to(request, next)
@@ -84,7 +84,7 @@ def _end_session(request: Request, joined: Parts) -> None:
 
 
 def _set_cookie(request: Request, answer: RedirectResponse, value: str, seconds: int) -> None:
-    """Set the session cookie: unreadable for scripts, and secure if the request used HTTPS."""
+    """Set the session cookie: hidden from scripts, and secure if the request used HTTPS."""
     forwarded = request.headers.get("x-forwarded-proto", "")
     answer.set_cookie(
         COOKIE,

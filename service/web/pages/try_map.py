@@ -47,7 +47,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Tried:
-    """A row: its most likely classes after calibration, and the sum of all others."""
+    """A row: its most likely classes after calibration, and the total of all others."""
 
     bars: Sequence[Bar]
     rest: Bar | None
@@ -56,7 +56,7 @@ class Tried:
 
     @property
     def keeps_class(self) -> bool:
-        """Whether the most likely class is the same before and after."""
+        """True if the most likely class is the same before and after."""
         return self.before.number == self.after.number
 
 
@@ -116,7 +116,7 @@ def _page(
 
 
 def _results(served: Served, form: Form) -> dict[str, Any]:
-    """Return the template values for the rows in a form, or the error if they are invalid."""
+    """Return the template values for the rows in a form, or an error if they are invalid."""
     written = form.text("rows")
     if form.text("example"):
         written = example_row(served.map.k, served.map.kind)
@@ -143,7 +143,7 @@ def tried(served: Served, text: str, segment: str = "") -> tuple[list[Tried], tu
 
 
 def _tried(before: Array, after: Array) -> Tried:
-    """Return a row with all classes if there are few, otherwise with the most likely ones."""
+    """Return a row with all its classes if they are few, otherwise with the most likely ones."""
     shown = np.arange(len(after))
     if len(after) > MAX_CLASSES:
         shown = top_classes(after[np.newaxis], MAX_CLASSES)[0][0]

@@ -104,7 +104,8 @@ def annotate_version(
         there = versions.find(store, caller, name, number)
         if form.text("seen") != notes_digest(there):
             raise Stale(
-                "notes_have_changed", "someone has changed these notes since you opened the page"
+                "notes_have_changed",
+                "someone changed these notes after you opened the page: reload it, and edit again",
             )
         versions.annotate(store, caller, name, number, tags=tags, description=description)
     return lead_to(request, f"/calibrators/{name}/versions/{number}")
@@ -133,7 +134,7 @@ def read_tags(text: str) -> dict[str, str]:
 
 
 def _chosen(version: Version) -> str:
-    """Return the method that ``auto`` chose; empty if it did not. Registered maps are untrusted."""
+    """Return the method that ``auto`` chose; empty if there is none or its name is unknown."""
     winner = version.fit_info.get("winner")
     known = isinstance(winner, str) and winner in all_methods()
     return str(winner) if known and winner != version.method else ""
@@ -162,7 +163,7 @@ def _warnings(version: Version, report: Report | None) -> list[tuple[str, str]]:
 
 
 def _candidates(found: Any, report: Report | None) -> Markup:
-    """Return the table of candidates of ``auto``, with their seconds of cross-validation."""
+    """Return the table of the candidates of ``auto``, with their cross-validation times."""
     if not found:
         return Markup("")
     seconds = None if report is None else report.fit.get("seconds")

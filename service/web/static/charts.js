@@ -2,7 +2,7 @@
 
 import { draw, chartError } from "./drawing.js";
 
-const BESIDE = 68;  // pixels that the axis of a view takes
+const BESIDE = 68;  // width of the axis of a view, in pixels
 const drawn = new WeakSet();
 
 function widthOf({ hconcat, vconcat, width = 0, spacing = 20 }) {

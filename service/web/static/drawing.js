@@ -1,4 +1,4 @@
-// Draws charts with Vega, and reports why they cannot be drawn.
+// Draws charts with Vega, or explains why they cannot be drawn.
 
 // ast: interpret expressions, because the content security policy forbids compiling them
 const OPTIONS = {
@@ -9,7 +9,7 @@ const OPTIONS = {
 export function chartError() {
   if (window.vegaEmbed) return "";
   return window.calibrdNoCharts
-    ? "The service has no chart library: pip install 'calibrd[charts]'."
+    ? "The service has no chart library. Install it with pip install 'calibrd[charts]'."
     : "The chart library could not be loaded. Reload the page.";
 }
 

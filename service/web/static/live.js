@@ -1,5 +1,5 @@
-// Refreshes the parts of a page that are marked data-live, as long as one of them is marked
-// data-busy. The service has escaped the fetched HTML, and scripts in it never run.
+// Refreshes the parts of a page that are marked data-live, while any part is marked data-busy. The
+// fetched HTML was escaped by the service, and scripts in it never run.
 
 const SECONDS = 1;
 const LONGEST_PAUSE_SECONDS = 15;

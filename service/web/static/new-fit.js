@@ -12,7 +12,7 @@ const FILE_FIELDS = ["data", "evaluation"];
 const root = document.body.dataset.root;
 const form = document.getElementById("fit");
 const part = (id) => document.getElementById(id);
-const sent = new Map(); // finished uploads: from files and kind to the id of the dataset
+const sent = new Map(); // finished uploads: dataset ids by files and kind
 let stopping = null;
 
 const size = (bytes) => {
@@ -61,7 +61,7 @@ async function pair(files, names) {
   const [labels, values] = labelsFirst(await Promise.all(files.map(readHeader)));
   const total = labels.size + values.size;
   if (total > Number(form.dataset.limit)) {
-    throw new InputError(`${names} are too large`, `Their size is ${size(total)}; the limit is ${size(Number(form.dataset.limit))}.`);
+    throw new InputError(`${names} are too large`, `Their total size is ${size(total)}; the limit is ${size(Number(form.dataset.limit))}.`);
   }
   const named = /prob/i.test(values.file.name) ? "probabilities" : /logit/i.test(values.file.name) ? "logits" : null;
   const type = form.dataset.typeSafetensors;
@@ -176,7 +176,7 @@ function busy(is) {
   part("sent").textContent = "";
 }
 
-// Returns an error for people: which file, which rule, how many rows, what to do.
+// Describes an error to the user: which file, which rule, how many rows, what to do.
 function describe(error) {
   if (error instanceof Unreadable) return { title: `${error.file} cannot be read`, lines: [error.message, error.advice] };
   if (!(error instanceof Refusal)) {

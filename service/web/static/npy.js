@@ -35,11 +35,11 @@ function layout(file, header, start) {
   const sizes = /'shape':\s*\(([\d\s,]*)\)/.exec(header)?.[1];
   if (order === undefined || sizes === undefined) throw badHeader(file);
   if (described?.endsWith("O")) {
-    throw new Unreadable(file, "It contains Python objects, which are never read.",
+    throw new Unreadable(file, "It contains Python objects, which are not accepted.",
       "Save plain numbers: np.save(file, array.astype('float32')).");
   }
   if (!(described in DTYPES)) {
-    throw new Unreadable(file, `Its numbers have the type ${described ?? "of a table"}, which is not supported here.`,
+    throw new Unreadable(file, `Its type, ${described ?? "a structured array"}, is not supported here.`,
       "Save it as little-endian numbers: np.save(file, array.astype('<f4')), labels as '<i8'.");
   }
   if (order === "True") {
@@ -59,14 +59,14 @@ function badHeader(file) {
   return new Unreadable(file, "Its header cannot be read.", "Save it again with np.save.");
 }
 
-// Returns the two headers with the labels first: those called labels, or else the only list of integers.
+// Returns both headers, labels first: the file named after them, otherwise the only 1-d array of integers.
 export function labelsFirst(pair) {
   const named = pair.filter((one) => /label|target/i.test(one.file.name));
   const whole = pair.filter((one) => /^[IU]/.test(one.dtype) && one.shape.length === 1);
   const found = named.length === 1 ? named[0] : whole.length === 1 ? whole[0] : null;
   if (found === null) {
-    throw new Unreadable(pair[0].file, "The file names do not indicate which file contains the labels.",
-      "Call that file labels.npy.");
+    throw new Unreadable(pair[0].file, "It is not clear which of the two files contains the labels.",
+      "Rename that file to labels.npy.");
   }
   return [found, pair.find((one) => one !== found)];
 }

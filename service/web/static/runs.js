@@ -114,7 +114,7 @@ async function attempt(action) {
     await action();
   } catch (error) {
     if (isSignedOut(error)) signIn();
-    else say("error", `The service did not respond: ${error.message}`);
+    else say("error", `The list could not be loaded: ${error.message}`);
   }
 }
 

@@ -56,7 +56,7 @@ def test_the_first_bad_row_is_named():
     assert detail == "logits must not be NaN (1 row breaks this rule, first row 1)"
     detail = post(BAD["four classes"][0]).json()["detail"]
     assert "3 classes" in detail
-    assert "rows with 4" in detail
+    assert "got 4 columns" in detail
 
 
 @pytest.mark.parametrize("method", [name for name in all_methods() if name != "auto"])
@@ -96,7 +96,7 @@ def test_bad_queries(query):
 def test_a_list_of_numbers_is_not_a_row_of_two_classes(path, body):
     refused = post(body, path)
     assert refusal(refused) == (422, "ambiguous_row")
-    assert "[[a, b]] for two columns or [[a]] for one" in refused.json()["detail"]
+    assert "[[a, b]] for two columns, or [[a]] for one" in refused.json()["detail"]
     assert refusal(post(b"[]", path)) == (422, "empty")
 
 
@@ -197,7 +197,7 @@ def test_responses_beyond_the_limit(classes, values, query, accept, size, monkey
     assert refusal(refused) == (413, "answer_too_large")
     detail = refused.json()["detail"]
     limit = LIMITS.json_bytes if accept == JSON else LIMITS.bytes
-    assert f"about {size} bytes, but at most {limit} are sent: send fewer rows" in detail
+    assert f"about {size} bytes, but the limit is {limit}: send fewer rows" in detail
     assert ("accept npy" in detail) == (accept == JSON)
 
 

@@ -79,12 +79,12 @@ def test_the_page_says_what_changes_for_callers_before_anything_does(client: Loc
     check_page(page)
     assert f"{NAME}@{ALIAS} get version 4 instead of version 1" in Shell(page.text).words
     assert "version 1, temperature version 4, identity" in row_of(page.text, "map")
-    assert "callers that specify another model" in row_of(page.text, "model")
+    assert "calls that specify another model" in row_of(page.text, "model")
     assert "the model's the model's" in row_of(page.text, "predicted class")
     report = fitted_elsewhere()["report"]
     ece = report["before"]["metrics"]["ece"]  # which version 4 leaves as it is
     assert f"{100 * ece:.2f} %" in row_of(page.text, "ECE, equal-width bins")
-    assert "more rows pass" in row_of(page.text, "mean confidence")
+    assert "more rows exceed" in row_of(page.text, "mean confidence")
     assert place(client) == 1
 
 

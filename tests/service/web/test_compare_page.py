@@ -167,7 +167,7 @@ def test_many_rows_are_measured_on_some_of_them(
     body = npz(*sample(3000, CLASSES, seed=8))
     dataset = service.post("/v1/datasets", content=body, headers=NPZ).json()["id"]
     words = _words(measured(service, a=1, b=2, dataset=dataset))
-    assert "1,000 rows, sampled from the 3,000 of the dataset" in words
+    assert "1,000 rows, sampled from the 3,000 rows of the dataset" in words
 
 
 def test_without_the_scope_reports_alone_are_compared(local: Local) -> None:
@@ -211,7 +211,7 @@ def test_a_single_version_is_compared_with_a_default(local: Local) -> None:
     local.post("/v1/calibrators/fashion/versions", json=without_rows())
     alone = local.get(PATH, headers=HTML)
     assert alone.status_code == 409
-    assert "needs two versions to compare" in check_page(alone).words
+    assert "does not have two versions to compare" in check_page(alone).words
     for _ in range(2):
         local.post("/v1/calibrators/fashion/versions", json=without_rows())
     assert shown() == "Version 2 and version 3"

@@ -65,7 +65,7 @@ def test_reloading_a_page_creates_no_second_key(admin: Local) -> None:
     form = {**forms(), "name": "twice", "scope": "fit"}
     first, again = (admin.post("/keys", data=form) for _ in range(2))
     assert (first.status_code, again.status_code) == (201, 409)
-    assert "its key was shown at that time" in check_page(again).words
+    assert "its key was shown then" in check_page(again).words
     assert len(re.findall(r'<th scope="row">twice</th>', admin.get("/keys").text)) == 1
     (id,) = re.findall(r"cal_([0-9a-f]{12})_", first.text)
     form = forms()
@@ -94,7 +94,7 @@ def test_forms_that_break_a_rule_show_a_message(
 def test_the_first_key_page_explains_that_keys_are_now_required(local: Local) -> None:
     assert "anyone on this machine has access" in local.get("/keys", headers=HTML).text
     made = local.post("/keys", data={"name": "first", "scope": "admin"}, headers=HTML)
-    assert "from now on, every request needs a key" in made.text
+    assert "From now on, every request needs a key" in made.text
     assert local.get("/keys", headers=HTML).status_code == 303
 
 

@@ -120,7 +120,7 @@ def test_files_that_do_not_belong_together_are_refused(tab: Tab) -> None:
     choose(tab, {"logits.npy": npy(LOGITS)})
     expect(trouble(tab)).to_contain_text("Choose logits.npy and labels.npy together")
     choose(tab, {"a.npy": npy(LOGITS), "b.npy": npy(LOGITS)})
-    expect(trouble(tab)).to_contain_text("Call that file labels.npy")
+    expect(trouble(tab)).to_contain_text("Rename that file to labels.npy")
     choose(tab, {"a.npz": b"", "b.csv": b""})
     expect(trouble(tab)).to_contain_text("Choose one file")
     choose(tab, {f"{MARKUP}.pkl": b""})

@@ -137,7 +137,7 @@ def test_signed_out_users_are_led_to_sign_in_and_back(tab: Tab, client: Local) -
     tab.page.wait_for_url("**/sign-in*")
     tab.keep_picture("locked")
     enter(tab, "cal_wrong")
-    expect(tab.page.locator("#error")).to_contain_text("refused this key")
+    expect(tab.page.locator("#error")).to_contain_text("rejected this key")
     enter(tab, token)
     expect_charts(tab, 5)
     assert tab.page.url == f"{client.base_url}/runs/{RUN}"

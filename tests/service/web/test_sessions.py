@@ -74,7 +74,7 @@ def test_the_database_has_no_token(admin: Local) -> None:
 def test_a_wrong_key_starts_no_session(browser: Local, key: str) -> None:
     answer = sign_in(browser, key)
     assert answer.status_code == 401
-    assert "refused this key" in answer.text
+    assert "rejected this key" in answer.text
     assert key not in answer.text
     assert "set-cookie" not in answer.headers
 
@@ -268,7 +268,7 @@ def test_a_form_of_an_ended_session_leads_to_sign_in_and_back(browser: Local) ->
     asked = parse_qs(urlsplit(answer.headers["location"]).query)
     assert asked == {"ended": ["1"], "next": ["/calibrators/fashion/promote?version=2"]}
     page = browser.get("/sign-in", params={name: one[0] for name, one in asked.items()})
-    assert "Your session has ended; nothing was changed" in page.text
+    assert "Your session has ended. Nothing was changed" in page.text
     foreign = {**HTML, "Referer": "https://elsewhere.example/keys"}
     answer = browser.post("/calibrators/fashion/promote", headers=foreign)
     assert answer.headers["location"].endswith("?ended=1&next=/")

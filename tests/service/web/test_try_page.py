@@ -78,7 +78,7 @@ def tried(client: Local, name: str, rows: str, **form: str) -> list[dict[str, tu
 
 @pytest.mark.parametrize("text", ["1,,2,3", ",1,2,3", "1;;2", "1, ,2,3"])
 def test_a_missing_number_moves_no_class(text: str) -> None:
-    with pytest.raises(Invalid, match="a value between two commas is missing"):
+    with pytest.raises(Invalid, match="a value is missing before a comma"):
         rows_of(text, 3)
 
 
@@ -145,7 +145,7 @@ def test_a_row_of_two_classes_may_be_one_number(user: Local) -> None:
         ("", "enter a row of numbers"),
         ("1 2 3", "a row must have 5 numbers, one per class, but row 1 has 3"),
         ("1 2 3 4 5\n1 2 3 4", "row 2 has 4"),
-        ("[[1, 2, 3]]", "fitted on 5 classes, got rows with 3"),
+        ("[[1, 2, 3]]", "fitted on 5 classes, got 3 columns"),
         ("[[1, 2, 3, 4, 5], [1]]", "all rows of values must have the same length"),
         ("1 2 3 4 five", "row 1: 'five' is not a number"),
         (f"1 2 3 4 {MARKUP}", "is not a number"),
