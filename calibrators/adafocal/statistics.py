@@ -80,7 +80,7 @@ class ExactRows:
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written, which are the differences between successive keys."""
+        """Return the numbers to write: the differences between successive keys."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
     def tied_rows(self) -> TiedRows:
@@ -123,7 +123,7 @@ class CountedRows:
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written, which are the counts themselves."""
+        """Return the numbers to write: the counts themselves."""
         return self.table.ravel()
 
     def tied_rows(self) -> TiedRows:
@@ -251,9 +251,9 @@ class BinStatistics:
         if not isinstance(other, BinStatistics):
             return NotImplemented
         if self.rows + other.rows > MAX_ROWS:
-            raise DataError("too_many_rows", f"statistics hold at most {MAX_ROWS} rows")
+            raise DataError("too_many_rows", f"statistics must hold at most {MAX_ROWS} rows")
         if self.nll_sum + other.nll_sum > MAX_NUMBER:
-            raise DataError("too_many_rows", f"the sum of nll is at most {MAX_NUMBER} * 2^-24")
+            raise DataError("too_many_rows", f"the sum of nll must be at most {MAX_NUMBER} * 2^-24")
         return BinStatistics(_merge(self.spread, other.spread), self.sums + other.sums)
 
     def __eq__(self, other: object) -> bool:
@@ -275,8 +275,8 @@ class BinStatistics:
         """Return equal-mass bins with the convention of ``calibrators.metrics.equal_mass``.
 
         Bin i ends after floor(i n / M) rows, so some bins are empty if there are fewer rows than
-        bins. If rows at an edge are tied or in the same cell, they are split in proportion. The
-        first edge is 0 and the last is 1.
+        bins. Rows that are tied or in the same cell at an edge are split in proportion. The first
+        edge is 0 and the last is 1.
         """
         self._check_not_empty()
         return self.spread.tied_rows().equal_mass(bins)
@@ -342,7 +342,7 @@ def _merge(one: Spread, other: Spread) -> Spread:
 
 
 def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
-    """Return whether the bins add up to the totals, and each mean confidence lies in its bin."""
+    """Return True if the bins add up to the totals and each mean confidence lies in its bin."""
     count, correct, confidence = widths
     edges = width_edges(WIDTHS) / CONFIDENCE_UNIT
     return bool(

@@ -1,4 +1,4 @@
-"""DCA and MDCA: penalties on the difference between the mean confidence and accuracy in a batch."""
+"""DCA and MDCA: penalties on the gap between confidence and accuracy in a batch."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ PRODUCTS = 8  # a softmax entry takes as long as this many multiply-adds of a ma
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearMap(CalibrationMap):
-    """``softmax(W x + b)`` of features x of ``logits / base_temperature``.
+    """``softmax(W x + b)``, where x are features of ``logits / base_temperature``.
 
     ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if all other entries are 0.
     """
@@ -198,7 +198,7 @@ class FullCalibrator(AfterTemperature):
     copies = 2.3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of a fit, including a dozen arrays as large as the weights."""
+        """Estimate the peak memory of a fit, including a dozen arrays the size of the weights."""
         return super().memory_bytes(n, k) + int(8 * MATRICES * k * (k + 1))
 
     @property

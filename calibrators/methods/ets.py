@@ -100,7 +100,7 @@ def _always(beta: float) -> InverseTemperature:
 
 
 def _shares(logits: Floats) -> Floats:
-    """Return, for each row, the uniform distribution over the classes that are not -inf."""
+    """Return, for each row, the uniform distribution over the classes whose logits are not -inf."""
     finite = logits > -np.inf
     count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
     return np.asarray(np.divide(finite, count, dtype=logits.dtype))
@@ -119,8 +119,8 @@ class EnsembleTemperature(AfterTemperature):
 
     Every part keeps the order of the classes, and so does the mixture. Classes whose logit is -inf
     have no share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is
-    the model itself, so the scale of the logits matters here: multiplying them by a number yields a
-    different family of mixtures.
+    the model itself, so the scale of the logits matters here: multiplying them by a constant yields
+    a different family of mixtures.
 
     Zhang, Kailkhura, Han: Mix-n-Match, ensemble and compositional methods for uncertainty
     calibration in deep learning. ICML 2020.
@@ -193,7 +193,7 @@ def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats
 
 
 def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights that gives the mean NLL, its gradient and its Hessian."""
+    """Return the mean NLL, with its gradient and Hessian, as a function of the weights."""
     _, _, logs = _at_label(data, beta)
     largest = logs.max(axis=1)
     offset = -float(largest.mean())
@@ -212,7 +212,7 @@ def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
 
 
 def _brier_score(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights that gives the Brier score, its gradient and its Hessian.
+    """Return the Brier score, with its gradient and Hessian, as a function of the weights.
 
     For two softmaxes p and q, ``sum_k p_k q_k`` is a quotient of partition functions.
     """
