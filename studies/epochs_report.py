@@ -13,7 +13,7 @@ from losses_report import called
 
 from calibrators.charts.theme import finished
 
-FIRST_BINS = (0, 7, 14)  # those of the AdaFocal paper's Figures 1 and 2
+FIRST_BINS = (0, 7, 14)  # the bins in Figures 1 and 2 of the AdaFocal paper
 AGREEMENT = {"entropy": "entropy", "kl_divergence": "KL", "cosine": "cosine"}
 AGREED = ("seca", "cross_entropy", "label_smoothing")
 CHART = "epochs_agreement.svg"

@@ -1,4 +1,4 @@
-"""The current SMART fit against the 300 steps over all rows that it replaced, on real logits.
+"""The current SMART fit on real logits, compared with its predecessor: 300 full-batch steps.
 
     PYTHONPATH=. python studies/smart_change.py FOLDER
 

@@ -60,7 +60,7 @@ class ExactRows:
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
             raise DataError("bad_statistics", "rows must be ascending uint32 keys")
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
+            raise DataError("bad_statistics", f"keys of rows must be below {2 * PLACES}")
         keys.flags.writeable = False
 
     @classmethod
@@ -109,7 +109,9 @@ class CountedRows:
         if table.shape != (2, CELLS) or table.dtype != np.int64:
             raise DataError("bad_statistics", f"cells must be (2, {CELLS}) int64 numbers")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
-            raise DataError("bad_statistics", "the statistics are inconsistent")
+            raise DataError(
+                "bad_statistics", "cells are inconsistent: negative counts, or more hits than rows"
+            )
         table.flags.writeable = False
 
     @property
@@ -192,7 +194,9 @@ class BinStatistics:
             and self.nll_sum * NLL_UNIT <= self.sums[-2] * MAX_NLL
         )
         if not sound:
-            raise DataError("bad_statistics", "the statistics are inconsistent")
+            raise DataError(
+                "bad_statistics", "the sums and rows of the statistics are inconsistent"
+            )
 
     @classmethod
     def empty(cls) -> BinStatistics:
@@ -315,7 +319,7 @@ class BinStatistics:
             return cls(CountedRows(table), sums)
         keys = np.cumsum(_numbers(plain[HEAD:], "<u4"), dtype=np.uint64)
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
+            raise DataError("bad_statistics", f"keys of rows must be below {2 * PLACES}")
         return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:

@@ -137,9 +137,7 @@ class CalFocalLoss(AdaFocalLoss):
         **settings: Any,
     ) -> None:
         if "rule" in settings or (state is not None and per_sample):
-            raise ParameterError(
-                "bad_parameter", "pass per_sample instead of rule, and only if state is not given"
-            )
+            raise ParameterError("bad_parameter", "pass per_sample without rule and without state")
         if state is None:
             settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"
         super().__init__(state, reduction=reduction, ignore_index=ignore_index, **settings)

@@ -87,7 +87,7 @@ def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats
 def pool_starts(sums: Floats, weights: Floats) -> NDArray[np.intp]:
     """Return the positions where the pools of isotonic regression begin.
 
-    ``sums`` and ``weights`` describe the cells to be pooled. A run of cells whose means do not rise
+    ``sums`` and ``weights`` describe the cells to pool. A run of cells whose means do not rise
     belongs to one pool, so all such runs are pooled at once, repeatedly. Once that becomes slow,
     the remaining cells are pooled one by one.
     """

@@ -9,7 +9,7 @@ probability 0.
 The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``. The start
 W = I, b = 0 is temperature scaling, so the result is the posterior mode under normal priors around
 temperature scaling. The objective is convex. Its minimum is finite for any data, even if a class is
-always predicted correctly or never occurs, and the NLL on the fit set is never above that of
+always predicted correctly or never occurs, and the NLL on the fit set is never higher than with
 temperature scaling. Newton's method minimises it until no component of the gradient exceeds
 ``tolerance``. It runs in float64 if ``tolerance`` is below 1e-6, otherwise in the dtype of the
 logits.

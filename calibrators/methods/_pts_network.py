@@ -94,7 +94,7 @@ class Network:
 
 @dataclass(frozen=True)
 class PtsProblem:
-    """Mean of (c - a)^2 plus ``pull`` times the squared distance from the start, to be minimised.
+    """The objective: mean of (c - a)^2 plus ``pull`` times the squared distance from the start.
 
     c is a sample's confidence, and a is 1 if its prediction is correct, else 0.
     """

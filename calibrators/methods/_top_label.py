@@ -85,8 +85,7 @@ class OnnxOthers(NamedTuple):
 
     ``logits`` (n, k) are relative to the top logit, and -inf for the predicted class itself.
     ``alone`` (n, 1) marks rows in which no other logit is finite. ``reach`` (n, 1) is the largest
-    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are those of the predicted class, in
-    doubles.
+    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are the predicted class's, in doubles.
     """
 
     logits: str

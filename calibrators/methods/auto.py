@@ -52,9 +52,9 @@ class Auto(Calibrator):
 
     ``budget``, in seconds, limits the cross-validation but not the final fit of the winner. A
     candidate that would not finish in time is left out: ``left_out`` in ``fit_info`` names it with
-    the reason, and an OutOfTime warning is issued. The same data and seed yield the same map as
-    long as no candidate is left out. The report of ``fit_and_judge`` states how many seconds each
-    candidate took.
+    the reason, and an OutOfTime warning is issued. The same data and seed yield the same map unless
+    a candidate is left out. The report of ``fit_and_judge`` states the seconds that each candidate
+    took.
 
     This default is based on the comparison in docs/studies/auto.md.
 

@@ -181,8 +181,8 @@ class ClassTemperature(AfterTemperature):
 class Leaders:
     """The two largest scores of each row, their columns, and the sum of exponentials.
 
-    ``top`` is the column of ``largest`` and ``runner`` that of ``second``. ``total`` is the sum of
-    exp(score - largest). A row without finite scores has ``largest`` -inf and ``total`` 0.
+    ``top`` is the column of ``largest``, and ``runner`` the column of ``second``. ``total`` is the
+    sum of exp(score - largest). A row without finite scores has ``largest`` -inf and ``total`` 0.
     """
 
     top: Integers
@@ -301,7 +301,7 @@ class GreedySearch:
         return Leaders.of(scores)
 
     def _values(self, column: int, others: Leaders) -> Floats:
-        """Return n times the ECE for each temperature of the grid in one column."""
+        """Return n times the ECE for each grid temperature of one column."""
         own, right = self._x[:, column], self._labels == others.top
         inverse = self._inverse
         highest = np.where(own > 0, own * inverse.max(), own * inverse.min()) - others.largest

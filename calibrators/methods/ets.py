@@ -52,7 +52,7 @@ class EtsMap(CalibrationMap):
         return [part for part in parts if part[0] > 0]
 
     def _check(self, logits: Floats) -> None:
-        """Raise if the softmax of a row is undefined, unless a part of the mixture checks that."""
+        """Raise if a row's softmax is undefined, unless a part of the mixture checks that."""
         if not self._parts():
             check_rows(row_maxima(logits))
 
@@ -115,7 +115,7 @@ class EnsembleTemperature(AfterTemperature):
     solved by Newton steps on the faces of the simplex, with exact zeros for unused weights, until
     ``w . gradient - min(gradient) <= 1e-11``. The left-hand side, ``gap`` in ``fit_info``, bounds
     the distance of the objective from its optimum. w = (1, 0, 0) is temperature scaling, so the
-    objective on the fit set is never above that of temperature scaling.
+    objective on the fit set is never higher than with temperature scaling.
 
     Every part keeps the order of the classes, and so does the mixture. Classes whose logit is -inf
     have no share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is

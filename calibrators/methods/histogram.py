@@ -74,7 +74,7 @@ class Histogram(TopLabelCalibrator):
     """Replace the top label's confidence with the accuracy of the fit rows in the same bin.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. With
-    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie half-way
+    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie halfway
     (in log odds) between neighbouring rows. Rows of equal confidence (to about 1e-5 in log odds)
     stay together in the lower bin, so there may be fewer bins. With ``binning="width"``, bins are
     (i/M, (i + 1)/M] for M = ``bins``, and the value of an empty bin is its midpoint. The other
@@ -158,7 +158,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
         if self.edges.shape != (self.k, self.frequency.shape[1] - 1):
             raise ParameterError(
                 "bad_parameter",
-                "edges must have as many rows as frequency and one column fewer, "
+                "edges must have as many rows as frequency and one fewer column, "
                 f"got shapes {self.edges.shape} and {self.frequency.shape}",
             )
         check_rising("edges", self.edges, least=0)

@@ -27,8 +27,8 @@ MIN_SHARE = 0.05
 class MetaCalMap(CalibrationMap):
     """``softmax(z / temperature)`` up to an entropy of ``threshold``, and uniform above it.
 
-    The entropy is that of ``softmax(z / base_temperature)``, in nats. The uniform distribution is
-    over the classes whose logits are not -inf.
+    The threshold applies to the entropy of ``softmax(z / base_temperature)``, in nats. The uniform
+    distribution is over the classes whose logits are not -inf.
     """
 
     method = "metacal"

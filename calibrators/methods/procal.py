@@ -254,7 +254,7 @@ class ProCal(Calibrator):
         finite = np.isfinite(log_odds)
         hits = correct[finite].astype(bool)
         if reason is None and (hits.all() or not hits.any()):
-            reason = "the predictions of all rows are correct, or all are wrong"
+            reason = "all predictions are correct, or all are wrong"
         fields: dict[str, Any] = _unchanged()
         if reason is None:
             own = np.full(data.n, -1)
