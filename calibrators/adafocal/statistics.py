@@ -60,7 +60,7 @@ class ExactRows:
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
             raise DataError("bad_statistics", "rows must be ascending uint32 keys")
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", f"keys of rows must be below {2 * PLACES}")
+            raise DataError("bad_statistics", "rows lie outside the scale of log odds")
         keys.flags.writeable = False
 
     @classmethod
@@ -319,7 +319,7 @@ class BinStatistics:
             return cls(CountedRows(table), sums)
         keys = np.cumsum(_numbers(plain[HEAD:], "<u4"), dtype=np.uint64)
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", f"keys of rows must be below {2 * PLACES}")
+            raise DataError("bad_statistics", "rows lie outside the scale of log odds")
         return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:

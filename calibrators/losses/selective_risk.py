@@ -40,8 +40,8 @@ class SelectiveRiskLoss(Loss):
     The cross-entropy of each row is weighted by ``beta = -C ln(1 - G(min(s, tau)))``. Here s is the
     confidence score of the row, G the distribution of s in the batch, smoothed by ``smoothing``
     (nu) over ``bins`` equal bins of the score's range, tau the ``coverage``-quantile of s, and
-    C = 1 / G(tau). The cost is O(n bins), without a sort. Use it if predictions below a threshold are
-    deferred. The weight rises with the confidence up to tau and is constant beyond it.
+    C = 1 / G(tau). The cost is O(n bins), without a sort. Use it if predictions below a threshold
+    are deferred. The weight rises with the confidence up to tau and is constant beyond it.
 
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with

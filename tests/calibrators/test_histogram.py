@@ -168,7 +168,7 @@ def test_invalid_maps() -> None:
     )
     with pytest.raises(ParameterError, match=r"each of 2 classes, got shape \(3, 2\)"):
         replace(every, frequency=np.full((3, 2), 0.5))
-    with pytest.raises(ParameterError, match=r"fewer, got shapes \(2, 2\) and \(2, 2\)"):
+    with pytest.raises(ParameterError, match=r"one fewer column, got shapes \(2, 2\) and \(2, 2\)"):
         replace(every, edges=np.zeros((2, 2)))
     with pytest.raises(ParameterError, match="got shapes"):
         replace(every, edges=np.zeros((2, 0)), frequency=np.zeros((2, 0)))
