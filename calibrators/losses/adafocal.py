@@ -19,8 +19,8 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     A sample gets the gamma of the bin of ``state`` that contains its p; neither the bin nor gamma
     carries a gradient. Set ``state`` after each validation pass. It is part of ``state_dict``, so
-    checkpoints restore it. The parameters are the fields of ``calibrators.adafocal.Settings``. Use
-    it if training is so long that the network becomes overconfident.
+    checkpoints restore it. The parameters are the fields of ``calibrators.adafocal.Settings``.
+    Use it if training is so long that the network becomes overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
     Eq. 5.
