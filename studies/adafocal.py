@@ -2,10 +2,10 @@
 
     python studies/adafocal.py [--data PATH] [--explore] [--quick]
 
-30,000 images are for training, 10,000 for AdaFocal's updates and for fitting TS and SMART, 10,000
-for choosing settings (--explore), and the 10,000 test images for the table only. Each finished run
-is stored in --kept, so that an interrupted study resumes; delete the folder to start over. The
-tables and the chart of docs/studies/adafocal.md are written into --out.
+30,000 images are used for training, 10,000 for AdaFocal's updates and for fitting TS and SMART,
+10,000 for choosing settings (--explore), and the 10,000 test images only for the table. Each
+finished run is stored in --kept, so that an interrupted study resumes; delete the folder to start
+over. The tables and the chart of docs/studies/adafocal.md are written to --out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def planned(epochs: int, seeds: Sequence[int]) -> list[Plan]:
 
 
 def exploration(epochs: int) -> list[Plan]:
-    """Return the runs by which AdaFocal's rate and interval were chosen."""
+    """Return the runs used to choose AdaFocal's rate and interval."""
     adaptive = [Plan("AdaFocal", EXPLORED_SEED, epochs, *settings) for settings in EXPLORED]
     return [Plan("CE", EXPLORED_SEED, epochs), *adaptive]
 

@@ -1,4 +1,4 @@
-"""Results of the AdaFocal study: its tables, and the steps of its chart."""
+"""Tables of the AdaFocal study, and the steps of its chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def called(plan: Found) -> str:
 
 
 def table(runs: list[Found]) -> str:
-    """Return mean ± standard deviation over the seeds, a row per loss, on the test images."""
+    """Return a table of test results, mean ± standard deviation over seeds, one row per loss."""
     maps = ("none", "TS", "SMART")
     columns = [("error", "none"), *((figure, m) for figure in ("ece", "ada_ece") for m in maps)]
     titles = {"error": "error", "ece": "ECE", "ada_ece": "AdaECE"}
@@ -38,7 +38,7 @@ def table(runs: list[Found]) -> str:
 
 
 def _by_loss(runs: list[Found]) -> dict[str, list[Found]]:
-    """Return the runs of each loss and its settings, one for each seed."""
+    """Return the runs of each loss with its settings, one per seed."""
     found: dict[str, list[Found]] = {}
     for one in runs:
         found.setdefault(called(one["plan"]), []).append(one)
@@ -62,7 +62,7 @@ def _mean(runs: list[Found], figure: str) -> float:
 
 
 def _moved(runs: list[Found]) -> str:
-    """Return the range of the validation ECE in the second half, and of the switches per run."""
+    """Return a sentence on the late validation ECE, the switches per run and the final gammas."""
     late = [100 * one["ece"] for r in runs for one in r["course"][len(r["course"]) // 2 :]]
     counts = [sum(len(step["switched"]) for step in gamma_steps(r)) for r in runs]
     gammas = [gamma for r in runs for gamma in r["states"][-1]["gammas"]]

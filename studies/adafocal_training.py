@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def adapts(self) -> bool:
-        """Whether the loss adapts to validation data."""
+        """True if the loss adapts to validation data."""
         return self.loss not in FIXED
 
     @property
@@ -57,9 +57,9 @@ FIXED: dict[str, Loss] = {
 def run(plan: Plan, parts: dict[str, Images]) -> dict[str, Any]:
     """Train, and measure on every part not used for training or adaptation.
 
-    ``parts`` are train, validation (for AdaFocal and the maps), and those to measure on.
-    The result is plain JSON: figures by part and map, AdaFocal's states, and the metrics by epoch,
-    on the selection part if there is one, else on validation.
+    ``parts`` are train, validation (for AdaFocal and the maps), and the parts to measure on. The
+    result is plain JSON: figures by part and map, AdaFocal's states, and the metrics by epoch, on
+    the selection part if there is one, else on validation.
     """
     start = time.perf_counter()
     torch.set_num_threads(1)

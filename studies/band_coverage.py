@@ -1,9 +1,9 @@
 """Coverage of the credible band of ``additive`` on synthetic truths.
 
 Each truth is a smooth function of the log odds (a random slope, level and wave) plus a function of
-the margin. The band covers a row if the true probability that its predicted class is right lies
-inside. Coverage is the mean over ten bins of confidence, each with equal weight, of the share of
-rows covered, over all truths.
+the margin. The band covers a row if it contains the true probability that the predicted class is
+right. The share of rows covered is computed in ten confidence bins, and averaged over truths and
+then over bins.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Truth(NamedTuple):
 
 
 def draw_rows(rng: np.random.Generator, n: int, k: int) -> Floats:
-    """Draw logits (n, k) of a model that is confident on some rows only."""
+    """Draw logits (n, k) of a model that is confident on only some rows."""
     logits = rng.normal(size=(n, k))
     logits[np.arange(n), rng.integers(k, size=n)] += rng.gamma(2.0, 1.2, size=n)
     return logits
 
 
 def draw_labels(rng: np.random.Generator, logits: Floats, right: Floats) -> NDArray[np.intp]:
-    """Draw labels: the predicted class with the probability ``right``, else another by softmax."""
+    """Draw labels: the predicted class with probability ``right``, else another by softmax."""
     top = logits.argmax(axis=1)
     others = logits + rng.gumbel(size=logits.shape)
     others[np.arange(len(top)), top] = -np.inf
@@ -72,7 +72,7 @@ def draw_labels(rng: np.random.Generator, logits: Floats, right: Floats) -> NDAr
 
 
 def coverage(n: int, truths: int, level: float, k: int = 5, seed: int = 0) -> Floats:
-    """Return the coverage in each bin of confidence, (truths, BINS); NaN where rows are few."""
+    """Return the coverage in each confidence bin, (truths, BINS); NaN in bins with few rows."""
     found = np.full((truths, BINS), np.nan)
     for number in range(truths):
         rng = np.random.default_rng([seed, n, number])

@@ -1,10 +1,10 @@
-"""SECA beside cross-entropy by batch size, in the form of Figures 6 to 9 of the SECA paper.
+"""SECA and cross-entropy by batch size, as in Figures 6 to 9 of the SECA paper.
 
     python studies/batches.py [--data PATH] [--quick]
 
-The network and optimiser are those of losses.py; 10,000 images of Fashion-MNIST are for training
-and the 10,000 test images for the table. Each finished run is stored in --kept, so that an
-interrupted study resumes. The table of docs/studies/epochs.md is written into --out.
+The network and optimiser are as in losses.py; 10,000 Fashion-MNIST images are used for training and
+the 10,000 test images for the table. Each finished run is stored in --kept, so that an interrupted
+study resumes. The table of docs/studies/epochs.md is written to --out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIGURES = ("error", "ece", "ada_ece")
 
 @dataclass(frozen=True)
 class Plan:
-    """A loss, the rows of a batch, a seed and a number of epochs."""
+    """A loss, a batch size, a seed and a number of epochs."""
 
     loss: str
     batch: int
@@ -50,7 +50,7 @@ class Plan:
 
 
 def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
-    """Train, and measure on the test images; errors in percent."""
+    """Train, and measure on the test images; return errors in percent."""
     start = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)

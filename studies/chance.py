@@ -1,10 +1,10 @@
-"""How often `at_chance` detects shuffled labels and columns, and how often it hits weak models.
+"""Rates at which `at_chance` detects shuffled labels and columns, and flags weak models.
 
     make study-verdicts
 
-Each set is fitted and judged as a user would do it. Binary scores are normal with equal variances,
-other logits are normal with the label's column raised. The logits are doubled, so that there is
-something to calibrate. The table of docs/studies/verdicts.md is written.
+Each set is fitted and judged as a user would do it. Binary scores are normal with equal variances;
+other logits are normal, with the label's column raised. The logits are doubled to make them
+overconfident. The script writes the table of docs/studies/verdicts.md.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ OVERCONFIDENT = 2.0
 class Case(NamedTuple):
     """A row of the table: rows and classes, the strength of the model, and the number of sets.
 
-    For two classes, ``strength`` is the AUROC and ``share`` that of class 1; for more, ``strength``
-    is how far the label's logit is raised, and class frequencies fall as 1 / rank**``share``.
+    For two classes, ``strength`` is the AUROC and ``share`` the frequency of class 1; for more,
+    ``strength`` is added to the label's logit, and class frequencies fall as 1 / rank**``share``.
     """
 
     name: str
@@ -65,12 +65,12 @@ def reversed_columns(classes: NDArray[np.intp], _: np.random.Generator) -> NDArr
 
 
 def moved_columns(classes: NDArray[np.intp], _: np.random.Generator) -> NDArray[np.intp]:
-    """Return the classes moved by one, as by labels that start at 1."""
+    """Return the classes shifted by one, as if labels started at 1."""
     return np.roll(classes, 1)
 
 
 def random_columns(classes: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.intp]:
-    """Return the classes in a random order that keeps none in its place."""
+    """Return the classes in a random order that leaves none in its place."""
     while ((order := random.permutation(classes)) == classes).any():
         pass
     return order

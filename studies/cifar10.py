@@ -18,7 +18,7 @@ NOISY = 2_000
 def load(path: Path) -> dict[str, Rows]:
     """Return the parts of the recipe: pixels (n, 3, 32, 32) and labels.
 
-    ``path`` is an .npz with train_bytes, train_offsets, train_labels and the same of test: JPEG i
+    ``path`` is an .npz with train_bytes, train_offsets, train_labels and the same for test: JPEG i
     is ``train_bytes[train_offsets[i]:train_offsets[i + 1]]``. ``noise`` has test images with
     Gaussian noise.
     """
@@ -51,7 +51,7 @@ def noisy(images: Rows) -> Rows:
 
 
 def synthetic(sizes: dict[str, int]) -> dict[str, Rows]:
-    """Return parts with ten classes that are partly learnable, for trying the recipe in seconds."""
+    """Return parts with ten partly learnable classes, for trying the recipe in seconds."""
     coarse = np.random.default_rng(0).uniform(0, 255, (10, 3, 4, 4))  # withstands shifts
     centres = coarse.repeat(8, axis=2).repeat(8, axis=3)
     parts = {}

@@ -1,7 +1,7 @@
-"""Corrupted images: eight kinds in the manner of ImageNet-C, with severities from 1 to 5.
+"""Corrupted images: eight kinds modelled on ImageNet-C, with severities from 1 to 5.
 
 Hendrycks and Dietterich, Benchmarking neural network robustness to common corruptions and
-perturbations, ICLR 2019. The strengths are ours, for grey images of 28 x 28 pixels.
+perturbations, ICLR 2019. The strengths are ours, for greyscale images of 28 x 28 pixels.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CORRUPTIONS: dict[str, Callable[[Pixels, int, Rng], Pixels]] = {
 
 
 def corrupted(images: Images, name: str, severity: int) -> Images:
-    """Return these images with one kind of corruption, the same on each call."""
+    """Return the images with one kind of corruption, identical on each call."""
     rng = np.random.default_rng([severity, list(CORRUPTIONS).index(name)])
     found = CORRUPTIONS[name](images.pixels / 255, severity, rng)
     return Images(np.rint(255 * found.clip(0, 1)).astype(np.uint8), images.labels)

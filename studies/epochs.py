@@ -2,10 +2,10 @@
 
     python studies/epochs.py [--data PATH] [--quick]
 
-The parts, the network and the optimiser are those of losses.py, with one seed and 10,000 of the
+The parts, the network and the optimiser are as in losses.py, with one seed and 10,000 of the
 training images. Each finished run is stored in --kept, so that an interrupted study resumes;
---report writes the tables of the runs that are stored. The tables and charts of
-docs/studies/epochs.md are written into --out.
+--report writes the tables of the stored runs. The tables and charts of docs/studies/epochs.md are
+written to --out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def planned(epochs: int) -> list[Plan]:
-    """Return the runs, in the order of their use."""
+    """Return the runs, in the order in which they are used."""
     return [Plan(name, tuple(params.items()), BALANCED, 0, epochs) for name, params in RUNS]
 
 

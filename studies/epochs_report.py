@@ -13,7 +13,7 @@ from losses_report import called
 
 from calibrators.charts.theme import finished
 
-FIRST_BINS = (0, 7, 14)  # those of the AdaFocal paper's Figures 1 and 2
+FIRST_BINS = (0, 7, 14)  # the bins in Figures 1 and 2 of the AdaFocal paper
 AGREEMENT = {"entropy": "entropy", "kl_divergence": "KL", "cosine": "cosine"}
 AGREED = ("seca", "cross_entropy", "label_smoothing")
 CHART = "epochs_agreement.svg"
@@ -38,7 +38,7 @@ def sections(found: Sequence[Found]) -> dict[str, str]:
 
 
 def shown_epochs(found: Found) -> list[int]:
-    """Return the epochs that the tables show: about a quarter apart."""
+    """Return the epochs that the tables show: the first, the last, and those at each quarter."""
     epochs = len(found["course"])
     return sorted({max(1, round(epochs * share / 4)) for share in range(5)})
 
@@ -88,7 +88,7 @@ def gaps_table(found: Sequence[Found]) -> str:
 
 
 def correspondence_table(found: Sequence[Found]) -> str:
-    """Return how confidences of training and validation rows compare, bin by bin."""
+    """Return a table that compares training and validation confidences, bin by bin."""
     heads = ["epoch", *(f"bin {place}: train, val, A" for place in FIRST_BINS)]
     heads += ["correlation over epochs and bins"]
     lines = [f"| loss | {' | '.join(heads)} |", "|---|---:|" + "---:|" * (len(heads) - 1)]
@@ -105,9 +105,9 @@ def correspondence_table(found: Sequence[Found]) -> str:
 
 
 def _correlation(course: Sequence[Found]) -> float:
-    """Return the correlation of changes of the confidences from one epoch to the next.
+    """Return the correlation of epoch-to-epoch changes in training and validation confidence.
 
-    Rows of both kinds are binned on their own: within common edges, the means agree by design.
+    The rows are binned separately; with common edges, the means would agree by construction.
     """
     train = np.diff([step["train_alone"] for step in course], axis=0)
     held_out = np.diff([step["confidence"] for step in course], axis=0)
@@ -125,7 +125,7 @@ def maps_table(found: Sequence[Found]) -> str:
 
 
 def outsiders_table(found: Sequence[Found]) -> str:
-    """Return the ROC of outsiders by entropy: AUROC, and the share detected by false alarms."""
+    """Return outlier detection by entropy: AUROC, and detection rates by false-alarm rate."""
     rates = [f"at {100 * rate:g} %" for rate in RATES]
     lines = [f"| outsiders | loss | map | AUROC | {' | '.join(rates)} |"]
     lines.append("|---|---|---|---:|" + "---:|" * len(rates))
@@ -139,7 +139,7 @@ def outsiders_table(found: Sequence[Found]) -> str:
 
 
 def gradients_table(one: Found) -> str:
-    """Return the mean gradient in the label's logit by the label's probability."""
+    """Return the mean gradient with respect to the label's logit, by the label's probability."""
     ends = [f"{low:g} to {high:g}" for low, high in pairwise(PROBABILITIES)]
     lines = [f"| loss | {' | '.join(ends)} |"]
     lines.append("|---|" + "---:|" * (len(PROBABILITIES) - 1))

@@ -1,4 +1,4 @@
-"""One run of the study by epoch: the small network trained with one loss, watched closely."""
+"""One run of the study by epoch: a small network trained with one loss, with figures by epoch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PROBABILITIES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 @dataclass
 class Watched:
-    """A loss that also adds up the agreement of the batches of an epoch."""
+    """A loss that also accumulates the agreement over the batches of an epoch."""
 
     loss: Loss
     agreement: ClassAgreement
@@ -66,7 +66,7 @@ class Watched:
 
 
 def run(plan: Plan, parts: Mapping[str, Images]) -> Found:
-    """Train, and record after each epoch what the figures of the papers show.
+    """Train, and record after each epoch the quantities that the papers' figures show.
 
     ``parts`` are train, validation (for AdaFocal, CalFocal and the maps), test, digits and noise.
     """
@@ -133,7 +133,7 @@ def _label_probabilities(
 def _bins(
     statistics: BinStatistics, of_label: NDArray[Any], largest: NDArray[Any]
 ) -> dict[str, list[float | None]]:
-    """Return C and A of validation by bin, and training rows within the same edges."""
+    """Return validation C and A by bin, and the training rows within the same edges."""
     table = statistics.equal_mass(BINS)
     edges = np.append(table.lower, 1.0)[1:-1]
     place, own = np.searchsorted(edges, of_label, side="right"), np.sort(of_label)
@@ -169,7 +169,7 @@ def _after_maps(made: dict[str, Logits], parts: Mapping[str, Images]) -> Found:
 
 
 def roc(inside: NDArray[Any], outside: NDArray[Any]) -> dict[str, Any]:
-    """Return the AUROC of the entropy, and the share detected at each rate of false alarms."""
+    """Return the AUROC of the entropy, and the detection rate at each false-alarm rate."""
     known, unknown = _entropy(inside), _entropy(outside)
     limits = np.quantile(known, 1 - np.array(RATES))
     return {
@@ -184,9 +184,9 @@ def _entropy(p: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def gradients(model: nn.Sequential, inputs: Tensor, labels: Tensor) -> dict[str, list[Any]]:
-    """Return mean gradients of several losses in the label's logit, by the label's probability.
+    """Return mean gradients with respect to the label's logit, by loss and label probability.
 
-    Only rows that are predicted correctly count; batches are those of training.
+    Only correctly predicted rows count; batches are formed as in training.
     """
     logits = torch.from_numpy(predict(model, inputs[:TRAIN_ROWS]))
     known = labels[: len(logits)]
@@ -210,7 +210,7 @@ def gradients(model: nn.Sequential, inputs: Tensor, labels: Tensor) -> dict[str,
 
 
 def _slopes(loss: Loss, logits: Tensor, labels: Tensor) -> NDArray[Any]:
-    """Return the derivative of the batch's summed loss in each label's logit."""
+    """Return the derivative of the batch's summed loss with respect to each label's logit."""
     leaf = logits.clone().requires_grad_()
     (len(leaf) * loss.eval()(leaf, labels)).backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None  # noqa: S101

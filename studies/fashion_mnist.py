@@ -34,11 +34,11 @@ class Images:
     labels: NDArray[np.int64]
 
     def take(self, rows: NDArray[np.intp]) -> Images:
-        """Return some of the rows."""
+        """Return the given rows."""
         return Images(self.pixels[rows], self.labels[rows])
 
     def tensor(self) -> torch.Tensor:
-        """Return pixels as network input: (n, 1, 28, 28), with mean 0 and deviation 1."""
+        """Return pixels as network input: (n, 1, 28, 28), with mean 0 and standard deviation 1."""
         values = torch.from_numpy(self.pixels).float().div_(255)
         return values.sub_(MEAN).div_(DEVIATION).unsqueeze(1)
 
@@ -68,7 +68,7 @@ def load(path: Path | None = None) -> tuple[Images, Images]:
 
 
 def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
-    """Return the parts of a study; half of the 60,000 are for training. ``explore`` omits test."""
+    """Return the parts of a study; half of the images are for training. ``explore`` omits test."""
     order = np.random.RandomState(0).permutation(len(train.labels))
     sixth = len(order) // 6
     parts = {
@@ -81,7 +81,7 @@ def divided(train: Images, test: Images, explore: bool) -> dict[str, Images]:
 
 
 def synthetic(rows: int, seed: int) -> Images:
-    """Return ten classes that are partly learnable, for trying the study in seconds."""
+    """Return ten partly learnable classes, for trying the study in seconds."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(10, size=rows)
     centres = np.random.default_rng(0).uniform(0, 255, (10, 28, 28))

@@ -1,4 +1,4 @@
-"""Figures of a trained network before and after maps: those of the papers' tables."""
+"""Figures of the papers' tables for a trained network, before and after maps."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python studies/interval_coverage.py
 
-A model with 10 classes is overconfident by a factor of 1.5 before; after, its logits carry
-independent noise, which changes some predictions. The true values come from a sample of a million
-rows. The table of docs/studies/verdicts.md is written.
+Before the map, a model with 10 classes is overconfident by a factor of 1.5; after it, its logits
+carry independent noise, which changes some predictions. The true values come from a sample of a
+million rows. The script writes the table of docs/studies/verdicts.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def judged(n: int, random: np.random.Generator) -> tuple[Floats, Floats, NDArray
 
 
 def true_values() -> dict[str, dict[str, float]]:
-    """Return the metrics of the after side, and their change, on a million rows."""
+    """Return the metrics after the map, and their change, on a million rows."""
     before, after, labels = judged(MANY, np.random.default_rng(0))
     found = evaluate(after, labels, before=before, draws=2)
     old, new = found.sides["before"].metrics, found.metrics

@@ -71,7 +71,7 @@ def _is_stored(place: Path, plan: Any) -> bool:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return mean ± standard deviation; a single value alone."""
+    """Return mean ± standard deviation, or just the value if there is only one."""
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 

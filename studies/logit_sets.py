@@ -3,7 +3,7 @@
 Splits s = 0..4 are ``np.random.RandomState(s).permutation(n)``: the first half is for fitting, the
 second for testing. A set ``name__test`` is fitted on ``name__cal`` instead, and ``name_noise`` on
 all of ``name``, once. Sets ending in ``_noise`` or with ``__shift_`` are shifted: they are shown,
-but are not part of a mean.
+but excluded from means.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def set_names(folder: Path) -> list[str]:
 
 
 def is_shifted(name: str) -> bool:
-    """Return whether a set's rows and those it is fitted on differ in distribution."""
+    """Return True if a set's rows and its fit rows differ in distribution."""
     return name.endswith("_noise") or "__shift_" in name
 
 
 def split_numbers(folder: Path, name: str) -> range:
-    """Return the numbers of a set's splits: one if it is fitted on another file."""
+    """Return the numbers of a set's splits: just one if it is fitted on another file."""
     return SPLITS if _fit_file(folder, name) is None else range(1)
 
 

@@ -2,12 +2,12 @@
 
     python studies/losses.py [--data PATH] [--explore | --imbalance 10 50 | --refcal] [--quick]
 
-30,000 images are for training (balanced, or a long tail of them), 10,000 for fitting TS and SMART
-and for the losses that adapt, 10,000 for choosing settings (--explore), and the 10,000 test images
-for the tables only. The long tail has an imbalance of 100; with --imbalance, only the long tails of
-these imbalances are run, and with --refcal only RefCal with several losses on the long tail. Each
+30,000 images are used for training (balanced, or a long tail of them), 10,000 for fitting TS and
+SMART and for the losses that adapt, 10,000 for choosing settings (--explore), and the 10,000 test
+images only for the tables. The long tail has an imbalance of 100; --imbalance runs only long tails
+with the given imbalances, and --refcal only RefCal with several losses on the long tail. Each
 finished run is stored in --kept, so that an interrupted study resumes; delete the folder to start
-over. The tables and charts of docs/studies/losses.md are written into --out.
+over. The tables and charts of docs/studies/losses.md are written to --out.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def _plan(name: str, params: dict[str, Any], task: str, seed: int, epochs: dict[
 
 
 def exploration(epochs: int) -> list[Plan]:
-    """Return the runs by which the settings of the selective-risk loss were chosen."""
+    """Return the runs used to choose the settings of the selective-risk loss."""
     return [_plan(*one, BALANCED, EXPLORED_SEED, {BALANCED: epochs}) for one in EXPLORED]
 
 
 def minutes(plans: Sequence[Plan], processes: int) -> float:
     """Estimate the minutes of these runs on idle cores.
 
-    A long tail has a quarter of the training images, but all validation images after each epoch.
+    A long tail has a quarter of the training images, but the full validation set.
     """
     epochs = sum(one.epochs * (1 if one.task == BALANCED else 0.4) for one in plans)
     return epochs * SECONDS / 60 / processes

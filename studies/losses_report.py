@@ -1,4 +1,4 @@
-"""Results of the study of losses: its tables and reliability diagrams."""
+"""Tables and reliability diagrams of the study of losses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RELEASED = {
 
 
 def called(plan: Found) -> str:
-    """Return the name of a loss, with the parameters that are not its defaults."""
+    """Return the name of a loss, with its non-default parameters."""
     if dict(plan["params"]) == RELEASED:
         return f"{plan['loss']} (as released)"
     params = ", ".join(f"{name} {value}" for name, value in plan["params"])
@@ -69,7 +69,7 @@ def tables(
     *,
     with_seeds: bool = False,
 ) -> str:
-    """Return a table for each map: mean ± standard deviation over the seeds, a row per loss."""
+    """Return a table for each map: mean ± standard deviation over seeds, one row per loss."""
     return "\n".join(
         f"**{title}**\n\n{_table(runs, name, columns, with_seeds)}" for name, title in maps.items()
     )
@@ -92,7 +92,7 @@ def _table(runs: Sequence[Found], name: str, columns: Mapping[str, str], with_se
 
 
 def by_loss(runs: Sequence[Found]) -> dict[str, list[Found]]:
-    """Return the runs of each loss and its settings, one for each seed."""
+    """Return the runs of each loss with its settings, one per seed."""
     found: dict[str, list[Found]] = {}
     for one in runs:
         found.setdefault(called(one["plan"]), []).append(one)

@@ -85,7 +85,7 @@ def sizes(loss: str, samples: int, inner: str = "") -> dict[str, Any]:
 
 
 def long_tailed(images: Images, imbalance: int) -> Images:
-    """Return fewer and fewer images of each class: the first has ``imbalance`` times the last."""
+    """Return a long tail of images: the first class has ``imbalance`` times as many as the last."""
     rows = [np.flatnonzero(images.labels == label) for label in range(10)]
     most = min(len(one) for one in rows)
     chosen = [

@@ -4,7 +4,7 @@
 
 FOLDER holds .npz files with ``logits`` and ``labels``; logit_sets.py describes the splits. Each
 finished fit is stored in --kept, so that an interrupted study resumes; delete the folder to start
-over. The tables and the chart of docs/studies/posthoc.md are written into --out.
+over. The tables and the chart of docs/studies/posthoc.md are written to --out.
 """
 
 from __future__ import annotations

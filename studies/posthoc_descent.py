@@ -82,7 +82,7 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def descent(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Return the loss on all fit rows, and the mean norm of a batch's gradient, by epoch."""
+    """Return the loss on all fit rows and the mean norm of the batch gradients, by epoch."""
     start = time.perf_counter()
     torch.set_num_threads(1)
     fit, _ = split(folder, plan.data, plan.split)

@@ -21,7 +21,7 @@ def _whole(found: Sequence[Found]) -> list[Found]:
 
 
 def _curves(found: Sequence[Found], name: str) -> dict[str, dict[int, float]]:
-    """Return per method the mean over sets of the mean over splits, by the number of rows."""
+    """Return each method's curve by number of rows, averaged over splits, then over sets."""
     curves: dict[str, dict[int, float]] = {}
     for method, ones in grouped(found, called).items():
         for rows, at in grouped(ones, lambda plan: str(plan["rows"])).items():
@@ -30,7 +30,7 @@ def _curves(found: Sequence[Found], name: str) -> dict[str, dict[int, float]]:
 
 
 def few_rows_table(found: Sequence[Found]) -> str:
-    """Return error above the floor, and NLL: a row per method, a column per number of rows."""
+    """Return error above the floor, and NLL: one row per method, one column per number of rows."""
     whole = _whole(found)
     sets = len({one["plan"]["data"] for one in whole})
     above, likelihood = (_curves(whole, name) for name in ("above", "nll"))
@@ -50,7 +50,7 @@ def few_rows_table(found: Sequence[Found]) -> str:
 
 
 def few_rows_chart(found: Sequence[Found]) -> dict[str, Any]:
-    """Draw the error above the floor by the number of rows, a line for each method.
+    """Draw the error above the floor by the number of rows, one line per method.
 
     The axis is logarithmic: values below MIN_SHOWN, or negative, are drawn at MIN_SHOWN.
     """

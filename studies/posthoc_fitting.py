@@ -52,7 +52,7 @@ class Plan:
 
 
 def run(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Fit as planned and measure on the test rows; errors in percent, plain JSON."""
+    """Fit as planned and measure on the test rows; return plain JSON, with errors in percent."""
     fit, test = split(folder, plan.data, plan.split)
     if plan.rows:
         fit = fit.take(np.arange(min(plan.rows, fit.n)))
@@ -101,7 +101,7 @@ def measured(fitted: CalibrationMap, test: CalibrationSet) -> dict[str, float]:
 def against(
     fitted: CalibrationMap, scaled: CalibrationMap, test: CalibrationSet
 ) -> dict[str, float]:
-    """Return ECE-15 minus that of TS in percent, with its 95 % interval over resampled rows."""
+    """Return ECE-15 minus TS's in percent, with its 95 % interval over resampled rows."""
     before, after = (row_scores(one.apply_set(test), test.labels) for one in (scaled, fitted))
     interval = paired_intervals(before, after, draws=DRAWS)["ece"]
     return {name: 100 * value for name, value in asdict(interval).items() if name != "level"}
@@ -114,7 +114,7 @@ def parameters(fitted: CalibrationMap) -> int:
 
 
 def quietly(function: Any, *arguments: Any) -> Any:
-    """Call a function without its warnings about the fit, which the tables show anyway."""
+    """Call a function without its fit warnings, which the tables show anyway."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
         return function(*arguments)

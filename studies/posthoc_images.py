@@ -1,11 +1,11 @@
-"""Post-hoc methods on a small network of ours: with its features, on corrupted images, long tail.
+"""Post-hoc methods on a small network: with features, on corrupted images, and on a long tail.
 
     python studies/posthoc_images.py [--data PATH] [--severities 5] [--quick]
 
 The network of cnn.py is trained with cross-entropy on 30,000 balanced images of Fashion-MNIST, and
-on a long tail of them. Maps are fitted on 2,000 rows and tested on 8,000: rows of the validation
-part beside rows of the test set itself. Networks and finished runs are stored in --kept, so that an
-interrupted study resumes. Tables are written into --out/posthoc.md.
+on a long tail of them. Maps are fitted on 2,000 rows, either of the validation part or of the test
+set itself, and tested on 8,000. Networks and finished runs are stored in --kept, so that an
+interrupted study resumes. Tables are written to --out/posthoc.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ATTACKED = 2000
 
 @dataclass(frozen=True)
 class Plan:
-    """A network, what is done to its test images, and the rows that maps are fitted on."""
+    """A network, the corruption of its test images, and the rows that maps are fitted on."""
 
     task: str
     corruption: str
@@ -110,7 +110,7 @@ def trained(task: str, part: Images, place: Path, epochs: int) -> nn.Sequential:
 
 
 def run(plan: Plan, study: Trained) -> Found:
-    """Fit every method as planned, and measure it on the rows of the test set not fitted on."""
+    """Fit every method as planned, and measure it on test rows that were not used for fitting."""
     start = time.perf_counter()
     torch.set_num_threads(1)
     images = study.parts["test"]
@@ -139,9 +139,9 @@ def run(plan: Plan, study: Trained) -> Found:
 
 
 def attack(model: nn.Sequential, images: Images) -> dict[str, Any]:
-    """Return how the margin relates to the smallest step along the sign that changes the class.
+    """Return correlations between the margin and the smallest adversarial step.
 
-    Fast gradient sign method, Goodfellow et al. 2015; in units of pixels from 0 to 1.
+    Steps follow the fast gradient sign method (Goodfellow et al. 2015), on pixels from 0 to 1.
     """
     some = images.take(np.arange(min(ATTACKED, len(images.labels))))
     unit = 1 / DEVIATION  # of the standardised input
@@ -202,7 +202,7 @@ def clean_table(found: Sequence[Found]) -> str:
 
 
 def corruption_table(found: Sequence[Found], figure: str) -> str:
-    """Return a figure by kind of corruption, means over severities, a column per method."""
+    """Return a figure by kind of corruption, averaged over severities, one column per method."""
     methods = list(found[0]["figures"])
     heads = ["corruption", "accuracy", *methods]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
@@ -232,7 +232,7 @@ def severity_table(found: Sequence[Found]) -> str:
 
 
 def attack_text(found: Sequence[Found]) -> str:
-    """Return the correlations of the margin and the smallest change of the class."""
+    """Return a sentence on the correlation between the margin and the smallest step."""
     one = next(one["attack"] for one in found if "attack" in one)
     return (
         f"Of {one['rows']:,} correctly classified test images, {one['reached']:,} change "

@@ -1,4 +1,4 @@
-"""What maps do by logit margin, and which indicators bound the temperature of random logits."""
+"""Effects of maps by logit margin, and indicators that bound the temperature of random logits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHOWN_DRAWS = 250  # for a small file
 
 
 def by_margin(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Return SMART's temperatures by margin, and changes of confidence by thirds of it."""
+    """Return SMART's temperatures by margin, and changes in confidence by thirds of the margin."""
     start = time.perf_counter()
     fit, test = split(folder, plan.data, plan.split)
     fitted: dict[str, Any] = {name: one.fit(fit) for name, one in MAPS.items()}
@@ -77,7 +77,7 @@ def _softmax(logits: NDArray[Any]) -> Floats:
 
 
 def temperatures_chart(found: Sequence[Found]) -> dict[str, Any]:
-    """Draw SMART's temperature by margin, a panel for each set."""
+    """Draw SMART's temperature by margin, one panel per set."""
     x = {"field": "margin", "type": "quantitative", "axis": {"title": None, "tickCount": 4}}
     y = {"field": "temperature", "type": "quantitative", "scale": {"zero": False}}
     panels = [
@@ -98,7 +98,7 @@ def temperatures_chart(found: Sequence[Found]) -> dict[str, Any]:
 
 
 def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
-    """Return three indicators of random logit vectors, and T for which the confidence is 0.8.
+    """Return three indicators of random logit vectors, and the T that gives a confidence of 0.8.
 
     Logits are normal with mean 0 and a standard deviation from 1 to 5, drawn per vector.
     """
@@ -119,7 +119,7 @@ def random_logits(classes: int) -> tuple[dict[str, Floats], Floats]:
 
 
 def indicator_table() -> str:
-    """Return how closely each indicator determines T."""
+    """Return a table of how closely each indicator determines T."""
     heads = (
         "rank correlation with T | ratio of the 95 % to the 5 % quantile of T, given the indicator"
     )

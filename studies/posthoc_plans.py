@@ -1,4 +1,4 @@
-"""What the parts of the study of post-hoc methods share: its options, plans and output."""
+"""Options, plans and output shared by the parts of the study of post-hoc methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Recipe = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of sets, where finished fits are kept, and where tables and charts go."""
+    """The folders of a study: the sets, the finished fits, and the tables and charts."""
 
     folder: Path
     kept: Path
@@ -48,7 +48,7 @@ class Study:
     def fitted(
         self, plans: Iterator[Plan], work: Callable[..., Found] = run, place: str = ""
     ) -> list[Found]:
-        """Return the results of these plans; ``place`` is a folder within that of kept fits."""
+        """Return the results of these plans; ``place`` is a subfolder of ``kept``."""
         return run_all(list(plans), work, self.folder, self.kept / place, self.processes)
 
     def show(self, name: str, text: str) -> None:

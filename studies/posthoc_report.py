@@ -36,7 +36,7 @@ COLUMNS: dict[str, tuple[str, int]] = {
 
 
 def called(plan: Found) -> str:
-    """Return a method's name, with the parameters that are not its defaults."""
+    """Return a method's name, with its non-default parameters."""
     params = ", ".join(f"{name}={value}" for name, value in plan["params"])
     return f"{plan['method']} ({params})" if params else str(plan["method"])
 
@@ -66,12 +66,12 @@ def same_distribution(found: Sequence[Found]) -> list[Found]:
 
 
 def mean(found: Sequence[Found], name: str) -> float:
-    """Return a figure's mean over sets of its mean over splits."""
+    """Return a figure averaged over splits, then over sets."""
     return float(np.mean(list(set_means(found, name).values())))
 
 
 def ranks(methods: dict[str, list[Found]]) -> dict[str, tuple[float, float, float]]:
-    """Return mean ranks by ECE above the floor, with 95 % intervals of resampled sets."""
+    """Return mean ranks by ECE above the floor, with 95 % intervals over resampled sets."""
     values = np.array([list(set_means(found, "above").values()) for found in methods.values()])
     places = np.array([_ranks(column) for column in values.T]).T
     drawn = np.random.default_rng(0).integers(places.shape[1], size=(DRAWS, places.shape[1]))
@@ -119,7 +119,7 @@ def by_set_table(found: Sequence[Found]) -> str:
 
 
 def change(ones: Sequence[Found]) -> tuple[float, float, float]:
-    """Return ECE minus that of TS, with a 95 % interval over splits, or over rows for one."""
+    """Return ECE minus TS's, with a 95 % interval over splits, or over rows of a single split."""
     if len(ones) == 1:
         only = ones[0]["change"]
         return only["value"], only["low"], only["high"]
@@ -129,7 +129,7 @@ def change(ones: Sequence[Found]) -> tuple[float, float, float]:
 
 
 def auto_table(found: Sequence[Found]) -> str:
-    """Return auto against TS on every set, with its choices, and against every method."""
+    """Return a comparison of auto with TS on every set, and with the best method on average."""
     methods = grouped(found, called)
     mine = grouped(methods["auto"], lambda plan: str(plan["data"]))
     lines = ["| set | ECE-15 | floor | above ± se | auto - TS [95 %] | auto chose |"]

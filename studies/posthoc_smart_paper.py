@@ -1,4 +1,4 @@
-"""Parts of the study of post-hoc methods that follow tables and figures of the SMART paper."""
+"""Parts of the study of post-hoc methods that match tables and figures of the SMART paper."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fifths(study: Study) -> None:
 
 
 def seeds(study: Study) -> None:
-    """Show SMART with several seeds on one split, beside several splits with one seed."""
+    """Show SMART with several seeds on one split, and on several splits with one seed."""
     drawn = [("smart", {"seed": seed}) for seed in SEEDS]
     of_seeds = study.fitted(study.planned(study.names, drawn, 1))
     of_splits = study.fitted(study.planned(study.names, [("smart", {})]))
@@ -66,7 +66,7 @@ def seeds(study: Study) -> None:
 
 
 def seeds_table(of_seeds: Sequence[Found], of_splits: Sequence[Found]) -> str:
-    """Return the mean and deviation of ECE-15 over seeds and over splits, a row per set."""
+    """Return mean and standard deviation of ECE-15 over seeds and over splits, one row per set."""
     lines = ["| set | ECE-15, 10 seeds on one split | ECE-15, one seed on 5 splits |"]
     lines.append("|---|---:|---:|")
     splits = grouped(of_splits, lambda plan: str(plan["data"]))
@@ -130,7 +130,7 @@ def nll_epochs_table(found: Sequence[Found]) -> str:
 
 
 def margins(study: Study) -> None:
-    """Show temperature and change of confidence by margin: Figures 16 and 15 f."""
+    """Show temperature and change in confidence by margin: Figures 16 and 15 f."""
     plans = [Plan(name, 0, "by margin") for name in study.same]
     found = study.fitted(iter(plans), by_margin, "margins")
     study.show("thirds", thirds_table(found))
@@ -156,7 +156,7 @@ def thirds_table(found: Sequence[Found]) -> str:
 
 
 def correlations_table(found: Sequence[Found]) -> str:
-    """Return how SMART's temperature runs over the margin, a row per set."""
+    """Return how SMART's temperature varies with the margin, one row per set."""
     heads = "T at the lowest margins | lowest T | highest T | T at the highest margins"
     lines = [f"| set | correlation of T and margin | {heads} |", "|---|" + "---:|" * 5]
     for one in found:
@@ -211,7 +211,7 @@ def descents_table(found: Sequence[Found]) -> str:
 
 
 def _course(loss: Sequence[float], norm: Sequence[float]) -> tuple[float, ...]:
-    """Return the figures of one run: shares of the fall, norms, and how often the loss rises."""
+    """Return the figures of one run: shares of the decrease, norms, and how often loss rises."""
     fall = loss[0] - min(loss)
     done = [(loss[0] - loss[epoch]) / fall if fall > 0 else 1.0 for epoch in (10, 40)]
     late = np.array(norm[-10:])
@@ -221,7 +221,7 @@ def _course(loss: Sequence[float], norm: Sequence[float]) -> tuple[float, ...]:
 
 
 def shifted_by_protocol(study: Study) -> None:
-    """Show maps fitted on clean rows beside maps fitted on a fifth of the shifted set itself."""
+    """Compare maps fitted on clean rows with maps fitted on a fifth of the shifted set itself."""
     names = [name for name in study.names if is_shifted(name)]
     clean = study.fitted(study.planned(names, WITHOUT_CTS))
     plans = (

@@ -26,7 +26,7 @@ class Rows:
 
 
 def load_text(path: Path) -> dict[str, Rows]:
-    """Return the parts of the archive of text_embeddings.py: the rows are in a random order."""
+    """Return the parts of the archive of text_embeddings.py, whose rows are in random order."""
     with np.load(path, allow_pickle=False) as file:
         embeddings, labels = file["embeddings"], file["labels"].astype(np.int64)
     sizes = {"train": len(labels) - sum(SIZES.values()), **SIZES}
@@ -36,7 +36,7 @@ def load_text(path: Path) -> dict[str, Rows]:
 
 
 def synthetic_text(sizes: dict[str, int]) -> dict[str, Rows]:
-    """Return parts with 20 classes that are partly learnable."""
+    """Return parts with 20 partly learnable classes."""
     centres = np.random.default_rng(0).normal(size=(20, 384))
     parts = {}
     for seed, (name, rows) in enumerate(sizes.items(), start=1):
@@ -48,7 +48,7 @@ def synthetic_text(sizes: dict[str, int]) -> dict[str, Rows]:
 
 
 def head(train: Rows) -> nn.Sequential:
-    """Return a network of one hidden layer on the embeddings."""
+    """Return a network with one hidden layer on the embeddings."""
     return nn.Sequential(
         nn.Linear(train.inputs.shape[1], TEXT_WIDTH, bias=False),
         nn.BatchNorm1d(TEXT_WIDTH),
@@ -80,7 +80,7 @@ def residual_network(train: Rows) -> nn.Sequential:
 
 
 class Bfloat16InTraining(nn.Sequential):
-    """Layers whose convolutions use bfloat16 in training: a third less time on a CPU that has it.
+    """Layers that convolve in bfloat16 in training: a third less time on CPUs that support it.
 
     Weights, activations that leave these layers, and everything in evaluation stay float32.
     """
@@ -93,10 +93,10 @@ class Bfloat16InTraining(nn.Sequential):
 
 
 class CropAndFlip(nn.Module):
-    """Shift each image by up to 4 pixels and flip half of them, in training only."""
+    """Layer that shifts each image by up to 4 pixels and flips half of them, in training only."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return images of the same size, in the channels-last order of memory."""
+        """Return images of the same size, in channels-last memory order."""
         if not self.training:
             return images.contiguous(memory_format=torch.channels_last)
         n, _, height, width = images.shape
@@ -111,7 +111,7 @@ class CropAndFlip(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Turn bytes into numbers with mean 0 and deviation 1."""
+    """Layer that turns bytes into numbers with mean 0 and standard deviation 1."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the images as floats."""

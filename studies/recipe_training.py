@@ -99,7 +99,7 @@ class Scaled(nn.Module):
 
 
 def _train(plan: Plan, model: nn.Sequential, part: Rows, validation: Rows) -> Found:
-    """Return metrics of validation by epoch, and leave the model in its best state."""
+    """Return validation metrics by epoch, and leave the model in its best state."""
     params = dict(plan.params)
     scale = params.pop(SCALE, 1.0)
     loss = make_loss(plan.loss, **params)

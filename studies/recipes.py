@@ -3,10 +3,9 @@
     python studies/recipes.py text --data embeddings.npz [--quick] [--report]
     python studies/recipes.py images --data cifar10.npz [--quick] [--report]
 
-The text task is made by text_embeddings.py; cifar10.load says what the images look like. Each
-finished run is stored in --kept, so that an interrupted recipe resumes; --report writes the tables
-of the runs that are stored and starts none. The tables of docs/studies/recipes.md are written into
---out.
+The text task is made by text_embeddings.py; cifar10.load describes the image archive. Each finished
+run is stored in --kept, so that an interrupted recipe resumes; --report writes the tables of the
+stored runs and starts none. The tables of docs/studies/recipes.md are written to --out.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def report(found: Sequence[Found]) -> str:
 
 
 def checkpoints(found: Sequence[Found]) -> str:
-    """Return a table of the epochs that were kept."""
+    """Return a table of the epochs whose state was kept."""
     lines = [
         "**Epoch with the lowest validation NLL, by seed**",
         "",

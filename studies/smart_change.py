@@ -1,11 +1,10 @@
-"""The current SMART fit against the 300 steps over all rows that it replaced, on real logits.
+"""The current SMART fit on real logits, compared with its predecessor: 300 full-batch steps.
 
     PYTHONPATH=. python studies/smart_change.py FOLDER
 
 Both are fitted on the same rows (all rows of a split's fit half, or its first rows) and judged on
-its test half. Differences are new minus old, averaged for each set; the interval is Student's over
-sets.
-The table of docs/studies/smart.md is written into --out.
+its test half. Differences are new minus old, averaged for each set; the interval is a Student t
+interval over sets. The table of docs/studies/smart.md is written to --out.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def measured(fitted: CalibrationMap, test: CalibrationSet) -> dict[str, float]:
 
 
 def table(found: Sequence[Found]) -> str:
-    """Return a line for each number of rows and figure: old, new, and the paired difference."""
+    """Return one line per number of rows and figure: old, new, and the paired difference."""
     lines = ["| rows | figure | old | new | new - old, 95 % interval |", "|---|---|---:|---:|---:|"]
     for rows in ROWS:
         at = [one for one in found if one["plan"]["rows"] == rows]

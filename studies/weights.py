@@ -33,7 +33,7 @@ def scores() -> NDArray[np.float64]:
 
 
 def weights(confidence: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return each loss divided by cross-entropy for rows that are right, with a mean of 1."""
+    """Return each loss divided by cross-entropy for correct rows, scaled to a mean of 1."""
     logit = torch.tensor(np.log(confidence / (1 - confidence)) + np.log(9))
     logits = torch.zeros(len(logit), 10, dtype=torch.float64)
     logits[:, 0] = logit
@@ -89,7 +89,7 @@ def cdf_chart() -> dict[str, Any]:
 
 
 def cdf_table() -> str:
-    """Return how far the smoothed distribution is from the exact one, and its largest values."""
+    """Return a table that compares the smoothed distribution with the exact one, for several nu."""
     confidence = scores()
     exact = (np.arange(ROWS) + 1) / ROWS
     lines = ["| nu | largest distance from the exact G | G of the median row | largest G |"]

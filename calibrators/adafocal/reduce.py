@@ -1,4 +1,4 @@
-"""Reduction of a row of logits to the three numbers that bin statistics need."""
+"""Reduction of each row of logits to the three numbers needed for bin statistics."""
 
 from __future__ import annotations
 

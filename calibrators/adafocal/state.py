@@ -1,4 +1,4 @@
-"""The state that controls AdaFocal's loss, and the update of the state, in pure numpy."""
+"""The state that controls AdaFocal's loss, and its update, in pure numpy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ Floats = NDArray[np.float64]
 
 # exponents of updates are clipped to this value, beyond which exp overflows
 MAX_EXPONENT = 700.0
-# limit of gammas without a bound; far larger ones overflow float32, and the SDK refuses them
+# limit of gammas without a bound; far larger ones overflow float32, and the SDK rejects them
 LARGEST_GAMMA = 1e18
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Parameters of the update of the gammas by the gap between confidence C and accuracy A.
+    """Parameters of the gamma update, which depends on confidence C and accuracy A of each bin.
 
     The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))``, or by ``exp(-rate (C - A))`` if
     gamma is negative, and clips it to [``gamma_min``, ``gamma_max``]; a ``gamma_max`` of None or
     infinity means no upper bound. If the magnitude of gamma falls below ``switch_at``, gamma is set
     to ``switch_at`` with the opposite sign, which switches between focal and inverse-focal loss.
-    ``calfocal``, the memoryless predecessor, sets gamma to
-    ``exp(rate (C - A))`` without a bound; ``calfocal_per_sample`` uses the p of each sample in
-    place of C.
+    ``calfocal``, the memoryless predecessor, sets gamma to ``exp(rate (C - A))`` without a bound;
+    ``calfocal_per_sample`` uses each sample's p in place of C.
 
     >>> Settings(gamma_max=math.inf).gamma_max, Settings(gamma_max=math.inf).highest
     (None, 1e+18)
@@ -92,7 +91,7 @@ class AdaFocalState:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if (np.diff(self.edges) < 0).any() or self.edges[0] != 0 or self.edges[-1] != 1:
-            raise DataError("bad_state", "edges must increase from 0 to 1")
+            raise DataError("bad_state", "edges must be non-decreasing from 0 to 1")
         low, high = self.settings.gamma_min, self.settings.highest
         if not ((self.gammas >= low) & (self.gammas <= high)).all():
             raise DataError("bad_state", f"gammas must lie between {low:g} and {high:g}")
@@ -137,7 +136,7 @@ class AdaFocalState:
         return np.flatnonzero((self.gammas < 0) != (before.gammas < 0)).tolist()
 
     def is_near(self, other: AdaFocalState, tolerance: float = 1e-9) -> bool:
-        """Return whether two states agree up to rounding, which differs between machines."""
+        """Return True if two states agree up to rounding, which differs between machines."""
         return (
             self.settings == other.settings
             and self.step == other.step
@@ -167,7 +166,7 @@ class AdaFocalState:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, DataError | ParameterError):
                 raise
-            raise DataError("bad_state", f"not a state: {error}") from error
+            raise DataError("bad_state", f"not an AdaFocal state: {error}") from error
 
 
 def _next(settings: Settings, gamma: float, gap: float) -> float:

@@ -60,7 +60,7 @@ class ExactRows:
         if keys.ndim != 1 or keys.dtype != np.uint32 or (keys[1:] < keys[:-1]).any():
             raise DataError("bad_statistics", "rows must be ascending uint32 keys")
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
+            raise DataError("bad_statistics", "rows lie outside the scale of log odds")
         keys.flags.writeable = False
 
     @classmethod
@@ -80,7 +80,7 @@ class ExactRows:
         return int(np.count_nonzero(self.keys & 1))
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written, which are the differences between successive keys."""
+        """Return the numbers to write: the differences between successive keys."""
         return np.diff(self.keys, prepend=np.uint32(0))
 
     def tied_rows(self) -> TiedRows:
@@ -109,7 +109,9 @@ class CountedRows:
         if table.shape != (2, CELLS) or table.dtype != np.int64:
             raise DataError("bad_statistics", f"cells must be (2, {CELLS}) int64 numbers")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
-            raise DataError("bad_statistics", "the statistics are inconsistent")
+            raise DataError(
+                "bad_statistics", "cells are inconsistent: negative counts, or more hits than rows"
+            )
         table.flags.writeable = False
 
     @property
@@ -123,7 +125,7 @@ class CountedRows:
         return sum(self.table[CORRECT].tolist())
 
     def raw(self) -> NDArray[Any]:
-        """Return the numbers to be written, which are the counts themselves."""
+        """Return the numbers to write: the counts themselves."""
         return self.table.ravel()
 
     def tied_rows(self) -> TiedRows:
@@ -192,7 +194,9 @@ class BinStatistics:
             and self.nll_sum * NLL_UNIT <= self.sums[-2] * MAX_NLL
         )
         if not sound:
-            raise DataError("bad_statistics", "the statistics are inconsistent")
+            raise DataError(
+                "bad_statistics", "the sums and rows of the statistics are inconsistent"
+            )
 
     @classmethod
     def empty(cls) -> BinStatistics:
@@ -251,9 +255,9 @@ class BinStatistics:
         if not isinstance(other, BinStatistics):
             return NotImplemented
         if self.rows + other.rows > MAX_ROWS:
-            raise DataError("too_many_rows", f"statistics hold at most {MAX_ROWS} rows")
+            raise DataError("too_many_rows", f"statistics must hold at most {MAX_ROWS} rows")
         if self.nll_sum + other.nll_sum > MAX_NUMBER:
-            raise DataError("too_many_rows", f"the sum of nll is at most {MAX_NUMBER} * 2^-24")
+            raise DataError("too_many_rows", f"the sum of nll must be at most {MAX_NUMBER} * 2^-24")
         return BinStatistics(_merge(self.spread, other.spread), self.sums + other.sums)
 
     def __eq__(self, other: object) -> bool:
@@ -275,8 +279,8 @@ class BinStatistics:
         """Return equal-mass bins with the convention of ``calibrators.metrics.equal_mass``.
 
         Bin i ends after floor(i n / M) rows, so some bins are empty if there are fewer rows than
-        bins. If rows at an edge are tied or in the same cell, they are split in proportion. The
-        first edge is 0 and the last is 1.
+        bins. Rows that are tied or in the same cell at an edge are split in proportion. The first
+        edge is 0 and the last is 1.
         """
         self._check_not_empty()
         return self.spread.tied_rows().equal_mass(bins)
@@ -315,7 +319,7 @@ class BinStatistics:
             return cls(CountedRows(table), sums)
         keys = np.cumsum(_numbers(plain[HEAD:], "<u4"), dtype=np.uint64)
         if keys.size and keys[-1] >= 2 * PLACES:
-            raise DataError("bad_statistics", "a row of the statistics lies outside the scale")
+            raise DataError("bad_statistics", "rows lie outside the scale of log odds")
         return cls(ExactRows(keys.astype(np.uint32)), sums)
 
     def fingerprint(self) -> str:
@@ -342,7 +346,7 @@ def _merge(one: Spread, other: Spread) -> Spread:
 
 
 def _is_sound(widths: Integers, rows: int, hits: int) -> bool:
-    """Return whether the bins add up to the totals, and each mean confidence lies in its bin."""
+    """Return True if the bins add up to the totals and each mean confidence lies in its bin."""
     count, correct, confidence = widths
     edges = width_edges(WIDTHS) / CONFIDENCE_UNIT
     return bool(

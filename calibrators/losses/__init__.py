@@ -1,4 +1,4 @@
-"""Losses for training, in one file each: torch modules that are called with logits and labels.
+"""Training losses, one per file: torch modules that are called with logits and labels.
 
 >>> from calibrators.losses import make_loss
 >>> make_loss("focal", gamma=2.0)

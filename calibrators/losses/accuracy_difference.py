@@ -1,4 +1,4 @@
-"""DCA and MDCA: penalties on the difference between the mean confidence and accuracy in a batch."""
+"""DCA and MDCA: penalties on the gap between confidence and accuracy in a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DCALoss(Loss):
 
     name: ClassVar[str] = "dca"
     summary: ClassVar[str] = (
-        "cross-entropy plus the batch's difference between confidence and accuracy"
+        "cross-entropy plus the gap between confidence and accuracy in the batch"
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
@@ -61,8 +61,8 @@ class MDCALoss(Loss):
 
     name: ClassVar[str] = "mdca"
     summary: ClassVar[str] = (
-        "focal loss plus the batch's difference between mean probability and frequency of "
-        "every class"
+        "focal loss plus the mean gap between each class's mean probability and its frequency "
+        "in the batch"
     )
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:

@@ -17,11 +17,10 @@ from calibrators.losses.focal import powered
 class AdaFocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, with p of the label.
 
-    The gamma of a sample is that of the bin of ``state`` that its p falls in; neither the bin nor
-    gamma carries a gradient. Set ``state`` after each validation pass. It is part of
-    ``state_dict``, so that a checkpoint restores it. The parameters are the fields of
-    ``calibrators.adafocal.Settings``. Use it if training is so long that the network becomes
-    overconfident.
+    A sample gets the gamma of the bin of ``state`` that contains its p; neither the bin nor gamma
+    carries a gradient. Set ``state`` after each validation pass. It is part of ``state_dict``, so
+    checkpoints restore it. The parameters are the fields of ``calibrators.adafocal.Settings``.
+    Use it if training is so long that the network becomes overconfident.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.2,
     Eq. 5.
@@ -70,11 +69,11 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of the settings and of the parameters of all losses."""
+        """Return the annotated types of the settings and the parameters shared by all losses."""
         return {**field_hints(Settings), **super().hyper_parameters()}
 
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses (n,) of rows whose labels have these surprisals."""
+        """Return the losses (n,), given the surprisals of the labels."""
         return powered(surprisal, self._gammas(torch.exp(-surprisal.detach())))
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
         return self.state.to_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.state = AdaFocalState.from_dict(state)
 
     def extra_repr(self) -> str:
@@ -112,7 +111,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """Memoryless predecessor of AdaFocal, whose gammas are ``exp(rate (C - A))`` of their bin.
+    """Memoryless predecessor of AdaFocal: each bin's gamma is ``exp(rate (C - A))``.
 
     With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
     upper bound; ``gamma_max`` only applies to AdaFocal. Use it in ablations, because it shows the
@@ -138,16 +137,14 @@ class CalFocalLoss(AdaFocalLoss):
         **settings: Any,
     ) -> None:
         if "rule" in settings or (state is not None and per_sample):
-            raise ParameterError(
-                "bad_parameter", "pass per_sample instead of rule, and only if state is not given"
-            )
+            raise ParameterError("bad_parameter", "pass per_sample without rule and without state")
         if state is None:
             settings["rule"] = "calfocal_per_sample" if per_sample else "calfocal"
         super().__init__(state, reduction=reduction, ignore_index=ignore_index, **settings)
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of ``per_sample`` and of parameters shared with AdaFocal."""
+        """Return the annotated types of ``per_sample`` and the parameters shared with AdaFocal."""
         inherited = super().hyper_parameters()
         names = ("bins", "rate", "reduction", "ignore_index")
         return {"per_sample": bool, **{name: inherited[name] for name in names}}

@@ -2,7 +2,7 @@
 
 A loss is called as ``loss(logits, labels)``. As in torch's ``cross_entropy``, logits are (n, k), or
 (n, k, d1, ...) for segmentation, and labels are (n,) or (n, d1, ...). Half precision is computed in
-float32, even under autocast. Labels equal to ``ignore_index`` count neither in a mean nor in the
+float32, even under autocast. Rows labelled ``ignore_index`` are excluded from means and from the
 batch statistics that some losses use. A class whose logit is -inf has probability 0; a loss that
 needs this probability to be positive is then infinite, like cross-entropy for the label.
 """
@@ -29,10 +29,10 @@ BLOCK = 64
 
 @dataclass(eq=False, repr=False)
 class Loss(torch.nn.Module):
-    """Base class for all losses; ``losses`` returns a number for each row that counts.
+    """Base class for all losses; ``losses`` returns one loss per row that counts.
 
-    A term that belongs to the whole batch is added to the number of every row, so that the
-    reductions "mean", "sum" and "none" agree.
+    A term for the whole batch is added to the loss of every row, so that the reductions "mean",
+    "sum" and "none" agree.
     """
 
     name: ClassVar[str]
@@ -50,12 +50,12 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the loss of each row (n,), given logits (n, k) and labels (n,) that all count."""
+        """Return the losses (n,) of rows that count, given logits (n, k) and labels (n,)."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch; ``more`` may contain ``embeddings`` and ``index``.
 
-        Losses ignore the inputs that they do not need, so that all can be called in the same way.
+        Losses ignore inputs that they do not need, so that all can be called in the same way.
         """
         check_batch(logits, labels)
         _check_names(more)
@@ -77,7 +77,7 @@ class Loss(torch.nn.Module):
     def _masked_losses(
         self, rows: Tensor, labels: Tensor, extra: dict[str, Tensor], counts: Tensor
     ) -> Tensor:
-        """Return the losses of the rows that count, and 0 for the others."""
+        """Return the losses of all rows, which are 0 for ignored rows."""
         some = rows[counts]
         losses = some.sum(dim=1)  # empty if no row counts, but it has a gradient
         if len(some) or self.needs_all_ranks:
@@ -92,11 +92,11 @@ class Loss(torch.nn.Module):
 
     @property
     def needs_all_ranks(self) -> bool:
-        """True if all ranks must take part in each batch, even if no row of a rank counts."""
+        """True if all ranks must take part in each batch, even ranks that ignore all rows."""
         return False
 
     def next_epoch(self) -> None:
-        """Mark the end of an epoch, for losses that learn from the epochs so far."""
+        """Mark the end of an epoch, for losses that learn from past epochs."""
 
     def _reduce(self, losses: Tensor, counts: Tensor) -> Tensor:
         if self.reduction == "none":
@@ -107,7 +107,7 @@ class Loss(torch.nn.Module):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, Any]:
-        """Return the annotated types of the parameters by name; those of all losses come last."""
+        """Return the annotated types of the parameters by name, the shared ones last."""
         kind: Any = cls
         base: Any = Loss
         own = {
@@ -129,7 +129,7 @@ class WeightedCrossEntropy(Loss):
 
     @abstractmethod
     def weighted(self, surprisal: Tensor) -> Tensor:
-        """Return the losses (n,) of rows whose labels have the probability exp(-surprisal)."""
+        """Return the losses (n,), given the surprisals -log p of the labels."""
 
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of each row."""
@@ -208,7 +208,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raise if a label is out of range; on a GPU, torch raises, as a check here would sync."""
+    """Raise if a label is out of range. On a GPU, torch does so, as a check here would sync."""
     if labels.device.type != "cpu" or not labels.numel():
         return
     low, high = (int(one) for one in labels.aminmax())

@@ -21,7 +21,7 @@ class CorrectnessRankingLoss(Loss):
 
     i is a sample and j the next sample in the batch. h is the share of epochs so far in which the
     network classified a training sample correctly, and s is its confidence score. Pass the samples'
-    positions in the training set as in ``loss(logits, labels, index=index)``, and call
+    positions in the training set as ``loss(logits, labels, index=index)``, and call
     ``next_epoch()`` after each epoch. The history is part of ``state_dict``. After ``eval()``,
     ``index`` may be left out for samples that are not in the training set; the loss is then
     cross-entropy. Use it if confidence must separate correct from incorrect predictions.
@@ -69,7 +69,7 @@ class CorrectnessRankingLoss(Loss):
             raise DataError(
                 "index_out_of_range",
                 f"index must be from 0 to {self.samples - 1}, got {int(index.min())} to "
-                f"{int(index.max())}: samples is the size of the training set",
+                f"{int(index.max())}: set samples to the size of the training set",
             )
         past = self.right[index].to(logits.dtype) / self.epochs.clamp(min=1)
         if self.learns:

@@ -47,7 +47,7 @@ class DualFocalLoss(Loss):
 
 
 class _DualPowered(torch.autograd.Function):
-    """The loss with an explicit gradient, which takes a third of the time of autograd.
+    """The loss with an explicit gradient, which is three times as fast as autograd.
 
     The gradient of log p_c is ``onehot_c - p``, so a row only needs p and the weights of the label
     and of the class j.
@@ -99,7 +99,7 @@ def _base(of_label: Tensor, rival: Tensor) -> Tensor:
 
 
 def _rival(of_label: Tensor, of_rival: Tensor, as_published: bool) -> Tensor:
-    """Return p_j; if ``as_published``, it is 0 if no class is less probable than the label."""
+    """Return p_j, which is 0 with ``as_published`` if no class is less probable than the label."""
     if as_published:
         return torch.where(of_rival >= of_label, 0.0, of_rival.exp())
     return of_rival.exp()

@@ -29,7 +29,7 @@ def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
 
 
 class _Powered(torch.autograd.Function):
-    """The loss with an explicit derivative, which takes a third of the time of autograd."""
+    """The loss with an explicit derivative, which is three times as fast as autograd."""
 
     @staticmethod
     def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:
@@ -56,7 +56,8 @@ class _Powered(torch.autograd.Function):
 def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
     """Return log(1 - p), or log(1 + p) where gamma is negative.
 
-    It is accurate if p is near 1, and also if p is near 0, which matters for very large gammas.
+    The result is accurate for p near 1, and also for p near 0, which matters if gamma is very
+    large.
     """
     p = torch.exp(-surprisal)
     of_likely = (-torch.expm1(-surprisal)).clamp(min=SMALLEST).log()
@@ -66,7 +67,7 @@ def _log_base(surprisal: Tensor, strength: Tensor) -> Tensor:
 
 
 class WrongWayGradients(CalibrationWarning):
-    """With these parameters, the loss pushes some samples away from their labels."""
+    """Warning that the loss pushes some samples away from their labels."""
 
     code = "wrong_way_gradients"
 
@@ -75,7 +76,7 @@ class WrongWayGradients(CalibrationWarning):
 class FocalLoss(WeightedCrossEntropy):
     """``-(1 - p)^gamma log p``, which gives less weight to confident samples.
 
-    Use it against overconfidence; it leads to underconfidence in short training. gamma = 0 is
+    Use it against overconfidence; if training is short, it leads to underconfidence. gamma = 0 is
     cross-entropy.
 
     References: Lin et al., Focal loss for dense object detection, 2017; Mukhoti et al.,
@@ -99,8 +100,7 @@ class FocalLoss(WeightedCrossEntropy):
 class FLSD53Loss(WeightedCrossEntropy):
     """Focal loss, ``-(1 - p)^gamma log p``, with gamma 5 where p < 0.2 and 3 elsewhere.
 
-    Use it in the same cases as focal loss; it gives less weight to samples that are far from
-    learned.
+    Use it in the same cases as focal loss; it gives less weight to samples with improbable labels.
 
     Reference: Mukhoti et al., Calibrating deep neural networks using focal loss, 2020.
 

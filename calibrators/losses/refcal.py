@@ -35,12 +35,12 @@ def refinement(embeddings: Tensor, labels: Tensor) -> Tensor:
 class RefCalLoss(Loss):
     """Any ``loss`` on the logits + weight * supervised contrastive loss of the ``embeddings``.
 
-    It is called as ``loss(logits, labels, embeddings=embeddings)`` with embeddings (n, d) from the
+    Call it as ``loss(logits, labels, embeddings=embeddings)`` with embeddings (n, d) from the
     penultimate layer. Use it to improve the ranking by confidence: it does so in the balanced task
     of docs/studies/losses.md, but not in the long-tailed task, for which the method is meant.
     ``hard_pairs`` uses the refinement loss itself instead of its bound. Our source, a page about
-    the paper, gives no temperature and no weight; 0.1 and 1 are our choice. The cost is quadratic
-    in the batch size. The authors' code trains in two stages instead; see
+    the paper, gives neither a temperature nor a weight; 0.1 and 1 are our choices. The cost is
+    quadratic in the batch size. The authors' code trains in two stages instead; see
     ``SupervisedContrastive``.
 
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and

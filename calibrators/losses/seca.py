@@ -17,7 +17,7 @@ FEWEST = 16  # smaller batches are not checked for classes with a single sample
 
 
 class AloneInClass(CalibrationWarning):
-    """Most samples in a batch are the only sample of their class."""
+    """Warning that most samples in a batch are the only ones of their class."""
 
     code = "alone_in_class"
 
@@ -30,10 +30,10 @@ class SECALoss(Loss):
     gradient with respect to the logits is ``2 p - (onehot + mu)``. A sample that is the only one of
     its class in the batch gets the gradient of cross-entropy; a warning is issued if this applies
     to most samples of the first training batch. With torch.distributed, training uses the means
-    over the batches of all ranks, so all ranks must call the loss equally often;
-    ``all_ranks=False`` uses the means of each rank's own batch. Use it if a network is trained
-    from scratch until it fits its training data, and must be calibrated without a held-out set. A
-    network that cannot fit them ends underconfident: see docs/studies/recipes.md.
+    over the batches of all ranks, so all ranks must call the loss the same number of times;
+    ``all_ranks=False`` uses the means of each rank's own batch. Use it if a network is trained from
+    scratch until it fits its training data, and must be calibrated without a held-out set. A
+    network that cannot fit the data ends up underconfident: see docs/studies/recipes.md.
 
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
@@ -94,7 +94,7 @@ class _SelfGuided(torch.autograd.Function):
 
 
 def _warn_if_alone(labels: Tensor, classes: int, across_ranks: bool) -> None:
-    """Warn if most samples of a batch are the only sample of their class."""
+    """Warn if most samples in a batch are the only ones of their class."""
     counts = torch.bincount(labels, minlength=classes)
     if across_ranks:
         torch.distributed.all_reduce(counts)

@@ -41,14 +41,14 @@ class SelectiveRiskLoss(Loss):
     confidence score of the row, G the distribution of s in the batch, smoothed by ``smoothing``
     (nu) over ``bins`` equal bins of the score's range, tau the ``coverage``-quantile of s, and
     C = 1 / G(tau). The cost is O(n bins), without a sort. Use it if predictions below a threshold
-    are deferred. The weight rises with the confidence up to tau and is constant beyond.
+    are deferred. The weight rises with the confidence up to tau and is constant beyond it.
 
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
     ``weight_gradient`` can get stuck, because it reduces its weights by reducing its confidence. To
-    avoid this, set ``warm_up``, the number of first batches that use plain cross-entropy.
+    avoid this, set ``warm_up``, the number of initial batches that use plain cross-entropy.
 
-    For the score ``msp``, the label's logit of a correctly classified row is pushed down where
+    With the score ``msp``, the label's logit is pushed down in correctly classified rows where
     ``-s ln(s) G'(s) / (1 - G(s)) > -ln(1 - G(s))``. Because ``G' <= G (1 - G) / nu``,
     ``G <= -ln(1 - G)`` and ``-s ln(s) <= 1/e``, this does not happen if ``nu >= 1/e``. Training
     with a smaller nu issues a ``WrongWayGradients`` warning. See ``safe_smoothing`` for other
@@ -132,7 +132,7 @@ class SelectiveRiskLoss(Loss):
         return weights / below(tau.detach()).clamp(min=SMALLEST) if self.normalise else weights
 
     def _share_of_bins(self, score: Tensor, low: float, high: float) -> Tensor:
-        """Return the share of scores in each bin, for this batch or for the epoch so far."""
+        """Return the share of scores in each bin, for this batch or the epoch so far."""
         counts = torch.histc(score, self.bins, low, high)
         if not self.accumulate:
             return counts / len(score)
@@ -158,7 +158,7 @@ class SelectiveRiskLoss(Loss):
 
 
 def safe_smoothing(score: Score, classes: int, *, second_softmax: bool = False) -> float | None:
-    """Return a smoothing from which on no correct row is pushed away from its label.
+    """Return the smallest smoothing known not to push correct rows away from their labels.
 
     It is ``a/e``, where a is such that the score s grows by at most ``a p (1 - p)`` per unit of the
     label's logit: 1 for ``msp`` and 2 for ``margin``, or e / (e + k - 1) and (e + 1) / (e + k - 1)

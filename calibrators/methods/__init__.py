@@ -1,1 +1,1 @@
-"""One file for each calibration method: a recipe (Calibrator) and its map (CalibrationMap)."""
+"""Calibration methods, one per file: a recipe (Calibrator) and its map (CalibrationMap)."""

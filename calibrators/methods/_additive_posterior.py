@@ -2,8 +2,8 @@
 
 The model is ``logit P(hit) = offset + sum_j f_j(term_j)``, where each function ``f_j`` is linear
 between NODES nodes. The heights of a function at its nodes have a Gaussian prior with precision
-``e^c D'D + e^s I / NODES``, where D takes second differences: ``c`` determines how smooth the
-function is, and ``s`` how close to 0. For each (c, s), Newton's method finds the mode and Laplace's
+``e^c D'D + e^s I / NODES``, where D takes second differences: ``c`` controls the smoothness of the
+function, and ``s`` its size. For each (c, s), Newton's method finds the mode and Laplace's
 approximation gives the evidence. The result is the mean over a grid of (c, s) and over the models
 with the first 1, 2, ... terms, weighted by the evidence and a weak prior.
 """
@@ -37,11 +37,11 @@ ROWS_AT_ONCE = 1 << 15
 
 @dataclass(frozen=True)
 class DesignRows:
-    """Design matrix, offsets and outcomes of n rows, or of n cells of rows.
+    """Design matrix, offsets and outcomes of n rows or n cells of rows.
 
-    ``nodes`` (t, NODES) holds the nodes of each term. ``design`` (n, t NODES) is multiplied by the
-    heights. Offsets, hits and row counts have shape (n,). The design and the offset of a cell are
-    the means over its rows.
+    ``nodes`` (t, NODES) holds the nodes of each term. ``design`` (n, t NODES) is the matrix that
+    multiplies the flattened heights. Offsets, hits and row counts have shape (n,). The design and
+    the offset of a cell are the means over its rows.
     """
 
     nodes: Floats
@@ -73,8 +73,8 @@ class Posterior(NamedTuple):
     """Nodes and mean heights (t, NODES), and the covariance of the flattened heights.
 
     ``shares`` are the weights of the models with the first 1, 2, ... terms. ``smoothness`` and
-    ``shrinkage`` are the mean log precisions. ``evidence`` is the log evidence of all models
-    together.
+    ``shrinkage`` are the mean log precisions. ``evidence`` is the combined log evidence of all
+    models.
     """
 
     nodes: Floats
@@ -145,7 +145,7 @@ def basis(terms: Floats, nodes: Floats) -> Floats:
 
 
 def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Return the columns and the values of the non-zero weights in ``basis``, (2 t, n) each.
+    """Return the columns and values of the non-zero weights of ``basis``, each (2 t, n).
 
     >>> node_weights(np.array([[0.5, 9.0]]), np.array([[0.0, 1.0, 2.0]]))[0].tolist()
     [[0, 1], [1, 2]]
@@ -163,7 +163,7 @@ def node_weights(terms: Floats, nodes: Floats) -> tuple[NDArray[np.intp], Floats
 
 
 def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
-    """Return the variance (n,) of the sum of all functions; their heights have ``covariance``."""
+    """Return the variance (n,) of the sum of all functions, given the covariance of the heights."""
     places, weights = node_weights(terms, nodes)
     out = np.zeros(terms.shape[1])
     for row, weight in zip(places, weights, strict=True):
@@ -173,7 +173,7 @@ def variances(terms: Floats, nodes: Floats, covariance: Floats) -> Floats:
 
 
 def _models(rows: DesignRows) -> Iterator[_Model]:
-    """Yield the models fitted on the grid, from stiff to flexible; each starts from the last."""
+    """Yield the models fitted on the grid, from stiff to flexible, each with a warm start."""
     for terms in range(1, len(rows.nodes) + 1):
         size = terms * NODES
         design = np.ascontiguousarray(rows.design[:, :size])
@@ -201,8 +201,9 @@ def _mode(
 ) -> tuple[Floats, Floats, float]:
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
-    Newton steps are shortened so that a step changes no log odds by more than 2. The search ends
-    after the first step that gains less than MIN_DECREMENT; the factor is computed before it.
+    Newton steps are shortened so that no log odds change by more than 2. The search ends after the
+    first step whose squared Newton decrement is below MIN_DECREMENT; the factor is from before that
+    step.
     """
     mode = start
     for _ in range(MAX_ITERATIONS):
@@ -236,7 +237,7 @@ def _nodes(term: Floats) -> Floats:
 
 
 def _cells(terms: Floats) -> Floats:
-    """Return the cell of each row; rows are split into equal parts by one term after another."""
+    """Return the cell of each row; each term splits all cells so far into equal parts."""
     cell = np.zeros(terms.shape[1], dtype=np.intp)
     for term, parts in zip(terms, CELLS, strict=False):
         order = np.lexsort((term, cell))

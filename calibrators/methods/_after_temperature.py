@@ -18,9 +18,9 @@ FALLBACK_CODES = (BoundarySolution.code, FlatLogits.code)
 class AfterTemperature(Calibrator):
     """A method that first divides the logits by the exact temperature of temperature scaling.
 
-    The scale of the logits then does not matter. If temperature scaling ends at its bound or finds
-    flat logits, the method cannot be fitted: it issues a FellBack warning and returns the map of
-    temperature scaling.
+    This makes the method independent of the scale of the logits. If temperature scaling ends at its
+    bound or finds flat logits, the method cannot be fitted: it issues a FellBack warning and
+    returns the temperature-scaling map.
     """
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
@@ -35,18 +35,18 @@ class AfterTemperature(Calibrator):
     def fit_after(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit on ``data``, given the map of a temperature scaling that found an optimum."""
+        """Fit on ``data``, given ``base``, a temperature-scaling map at its optimum."""
         return self._fit_scaled(data, base, context)
 
     @abstractmethod
     def _fit_scaled(
         self, data: CalibrationSet, base: TemperatureMap, context: FitContext
     ) -> CalibrationMap:
-        """Fit on ``data``, given ``base``, the map of temperature scaling fitted on it."""
+        """Fit on ``data``, given ``base``, the temperature-scaling map fitted on it."""
 
 
 def fallback_reason(base: CalibrationMap) -> str | None:
-    """Return the warning that a fit ended at its bound or found flat logits; None if it did not."""
+    """Return the warning if a fit ended at its bound or found flat logits, else None."""
     for warning in base.fit_info["warnings"]:
         if warning["code"] in FALLBACK_CODES:
             return str(warning["message"])
@@ -56,6 +56,6 @@ def fallback_reason(base: CalibrationMap) -> str | None:
 def fall_back(
     method: str, base: TemperatureMap, reason: str, context: FitContext
 ) -> TemperatureMap:
-    """Issue a FellBack warning and return ``base``, with the method and the reason added."""
+    """Issue a FellBack warning and return ``base``, recording the method and the reason in it."""
     context.warn(FellBack, f"{method} fell back to temperature scaling: {reason}")
     return base.with_info(fallback={"method": method, "reason": reason})

@@ -18,7 +18,7 @@ Reach = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Bins: edges (b - 1,), numbers of rows and hits (b,), and the middles (b,) for empty bins."""
+    """Bins: edges (b - 1,), counts of rows and hits (b,), and midpoints (b,) for empty bins."""
 
     edges: Floats
     rows: Floats
@@ -28,7 +28,7 @@ class Bins:
     def shares(self, more_hits: float, more_rows: float) -> Floats:
         """Return each bin's share of hits after adding the given counts.
 
-        The share of an empty bin is its middle.
+        The share of an empty bin is its midpoint.
         """
         shares = self.middles.copy()
         whole = self.rows + more_rows
@@ -36,7 +36,7 @@ class Bins:
         return shares
 
     def squared_error(self, shares: Floats) -> float:
-        """Return the mean over rows of the squared difference between share and correctness."""
+        """Return the mean squared difference between share and correctness over all rows."""
         errors = self.hits * (1 - shares) ** 2 + (self.rows - self.hits) * shares**2
         return float(errors.sum() / max(1.0, self.rows.sum()))
 
@@ -49,8 +49,8 @@ def even_edges(bins: int) -> Floats:
 def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach: Reach) -> Bins:
     """Return bins of scores on any scale; ``right`` is 1.0 for hits and 0.0 for other rows.
 
-    ``even`` holds the edges of bins of equal width on that scale, and so determines the number of
-    bins. ``reach`` returns, for each score, the highest score that counts as equal to it.
+    ``even`` holds the equal-width edges on that scale and determines the number of bins. ``reach``
+    returns, for each score, the highest score that counts as equal to it.
 
     >>> from calibrators.methods._ties import log_odds_reach
     >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])
@@ -75,20 +75,20 @@ def _even_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
 
 
 def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
-    """Return the edges of bins with equal numbers of the ascending values; ties stay together."""
+    """Return the edges of equal-mass bins of ascending values; ties stay together."""
     return edges_at(ordered, mass_cuts(even.size + 1, tie_ends(ordered, reach)))
 
 
 def tie_ends(ordered: Floats, reach: Reach) -> NDArray[np.intp]:
-    """Return the position after each run of equal values, given values in ascending order."""
+    """Return the end position of each run of equal values in ascending order."""
     return np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
 
 
 def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return how many values lie below each edge of ``bins`` bins with equal numbers of values.
+    """Return the number of values below each inner edge of ``bins`` equal-mass bins.
 
-    ``ends`` are the ends of runs of equal values. Edges lie only there, so there may be fewer than
-    ``bins - 1``.
+    ``ends`` are the end positions of runs of equal values. Ties are never split, so there may be
+    fewer than ``bins - 1`` edges.
 
     >>> mass_cuts(3, np.array([1, 2, 5, 6])).tolist()
     [2, 5]
@@ -100,7 +100,7 @@ def mass_cuts(bins: int, ends: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def edges_at(ordered: Floats, cuts: NDArray[np.intp]) -> Floats:
-    """Return, for each cut of ascending values, the edge half-way between its two neighbours."""
+    """Return the edge halfway between the two ascending values on either side of each cut."""
     below, above = ordered[cuts - 1], ordered[cuts]
     middle = below + 0.5 * (above - below)
     return np.asarray(np.where(middle < above, middle, below))

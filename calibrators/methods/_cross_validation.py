@@ -34,9 +34,9 @@ class Trial:
 class Contest:
     """Cross-validation of the candidates within the time budget.
 
-    The remaining time is shared equally among the candidates that have not started. The time of a
-    candidate's first fold predicts that of its other folds. A candidate that is expected to stay
-    within its share runs all of its folds at once. The others follow, cheapest first; each of them
+    The remaining time is shared equally among the candidates that have not started. A candidate's
+    first fold predicts how long the others will take. A candidate that is expected to stay within
+    its share runs all of its folds at once. The others follow, cheapest first; each of them
     continues only if its remaining folds and a final fit are likely to finish in time. ``additive``
     is never left out.
     """
@@ -73,7 +73,7 @@ class Contest:
         return {name: self._trial(name) for name in recipes if name in self._scores}
 
     def _run_others(self, name: str, recipe: Calibrator) -> None:
-        """Run all folds but the first, as long as the rest is likely to finish in time."""
+        """Run the folds after the first, while the rest are likely to finish in time."""
         for number in range(1, self._folds):
             needed, left = self._needed(name, number), max(0.0, self._left())
             if needed > left and name != BASE:
@@ -93,11 +93,11 @@ class Contest:
         return fold * (self._folds - done) + fold * self._folds / (self._folds - 1)
 
     def _run(self, name: str, recipe: Calibrator, number: int, share: float = 1.0) -> None:
-        """Run one fold of a candidate; stop it when its share of the remaining time is used up."""
+        """Run one fold of a candidate; stop it once its share of the remaining time is used up."""
         start = time.monotonic()
         deadline = math.inf if name == BASE else start + share * (self._deadline - start)
         if start >= deadline:
-            self._leave_out(name, "it was not started, as no time was left")
+            self._leave_out(name, "it was not started because no time was left")
             return
         context = self._context.inner(deadline)
         rows = np.flatnonzero(self._fold == number)
@@ -110,7 +110,7 @@ class Contest:
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
             self._leave_out(
                 name,
-                f"its fit was stopped after {spent:.3g} s, when its share of the time was used up",
+                f"its fit was stopped after {spent:.3g} s, having used up its share of the time",
             )
             return
         scores = row_scores(fitted.apply_set(part), part.labels)

@@ -52,7 +52,7 @@ class FeatureMap(CalibrationMap):
         raise ExportError(
             "not_exportable",
             f"a map of the method {self.method!r} needs the features of each row, which an "
-            "exported model does not take: apply it with the SDK or the service",
+            "exported model does not accept: apply it with the SDK or the service",
         )
 
     def _transform(self, logits: Floats) -> Floats:

@@ -30,8 +30,8 @@ def rising_function(
 
     Scores that are equal up to rounding are pooled first. A correct row of weight ``right_below``
     is added at the lowest score, and a wrong row of weight ``wrong_above`` at the highest. The
-    nodes are the first and the last score of each pool, and at least two. ``squared_error`` is the
-    mean squared error over the rows.
+    nodes are the first and last scores of each pool; there are at least two. ``squared_error`` is
+    the mean squared error over the rows.
 
     >>> found = rising_function(np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.0, 1.0, 0.0, 1.0]))
     >>> found.nodes.tolist(), found.heights.tolist()
@@ -55,11 +55,11 @@ def rising_function(
 
 
 def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Group equal scores >= 0; return the lowest and highest of each group, its hits and its rows.
+    """Group equal scores >= 0; return each group's lowest and highest score, hits and rows.
 
-    Groups are ascending. Scores that ``share_reach`` treats as equal are in the same group. If the
-    next group begins too close to the highest score of a group, its lowest score is returned in
-    place of the highest, so that scores of different groups are never close.
+    Groups are ascending. Scores that ``share_reach`` treats as equal are in the same group. If a
+    group's highest score is too close to the next group, its lowest score is returned instead, so
+    that scores of different groups are never close.
 
     The bit patterns of non-negative floats sort like the floats and leave one bit free for
     ``right``. A single sort of integers is therefore enough; for a million rows it is ten times as
@@ -87,9 +87,9 @@ def tally(scores: Floats, right: Floats) -> tuple[Floats, Floats, Floats, Floats
 def pool_starts(sums: Floats, weights: Floats) -> NDArray[np.intp]:
     """Return the positions where the pools of isotonic regression begin.
 
-    ``sums`` and ``weights`` describe the cells to be pooled. A run of cells whose means do not rise
-    belongs to one pool, so all such runs are pooled at the same time, repeatedly. Once that becomes
-    slow, the remaining cells are pooled one by one.
+    ``sums`` and ``weights`` describe the cells to pool. A run of cells whose means do not rise
+    belongs to one pool, so all such runs are pooled at once, repeatedly. Once that becomes slow,
+    the remaining cells are pooled one by one.
     """
     starts = np.arange(sums.size)
     while sums.size > 1:

@@ -9,7 +9,7 @@ probability 0.
 The fit minimises the mean NLL plus ``sum(precision * (parameter - start)^2) / (2 n)``. The start
 W = I, b = 0 is temperature scaling, so the result is the posterior mode under normal priors around
 temperature scaling. The objective is convex. Its minimum is finite for any data, even if a class is
-always predicted correctly or never occurs, and the NLL on the fit set is never above that of
+always predicted correctly or never occurs, and the NLL on the fit set is never higher than with
 temperature scaling. Newton's method minimises it until no component of the gradient exceeds
 ``tolerance``. It runs in float64 if ``tolerance`` is below 1e-6, otherwise in the dtype of the
 logits.
@@ -51,7 +51,7 @@ PRODUCTS = 8  # a softmax entry takes as long as this many multiply-adds of a ma
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearMap(CalibrationMap):
-    """``softmax(W x + b)`` of features x of ``logits / base_temperature``.
+    """``softmax(W x + b)``, where x are features of ``logits / base_temperature``.
 
     ``weights`` is W (k, k), row i for class i, or its diagonal (k,) if all other entries are 0.
     """
@@ -198,7 +198,7 @@ class FullCalibrator(AfterTemperature):
     copies = 2.3
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of a fit, including a dozen arrays as large as the weights."""
+        """Estimate the peak memory of a fit, including a dozen arrays the size of the weights."""
         return super().memory_bytes(n, k) + int(8 * MATRICES * k * (k + 1))
 
     @property

@@ -63,7 +63,7 @@ def minimum(problem: LogisticProblem, tolerance: float) -> LogisticMinimum:
     """Return the minimum under the constraints ``w0 >= 0`` and ``w1 >= 0``.
 
     If the unconstrained minimum violates them, the constrained one lies on an edge, where one or
-    both of these weights are 0. The problem is convex, so the best admissible minimum of all edges
+    both of these weights are 0. The problem is convex, so the best feasible minimum over all edges
     is the constrained minimum.
     """
     found = _newton(problem, np.ones(3, dtype=bool), tolerance)

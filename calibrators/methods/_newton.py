@@ -32,7 +32,7 @@ class Convex(Protocol):
     shape: tuple[int, ...]
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
-        """Return the value and gradient at a point, which the next two methods use as well."""
+        """Return the value and gradient at a point; the next two methods use the same point."""
 
     def curve(self, direction: Array) -> Array:
         """Return the product of the Hessian and a direction."""
@@ -46,7 +46,7 @@ class Convex(Protocol):
 
 @dataclass(frozen=True)
 class NewtonMinimum:
-    """Result of a minimisation: ``gradient`` is the largest component of the gradient."""
+    """Result of a minimisation; ``gradient`` is the largest component of the final gradient."""
 
     point: Array
     value: float
@@ -71,8 +71,8 @@ def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonM
     """Minimise a function from 0 until no component of its gradient exceeds ``tolerance``.
 
     A step that goes too far is shortened, so the value never rises by more than rounding errors. If
-    a step gains no more than rounding errors, the function switches to a higher precision. If it
-    has none, or after 1000 iterations, the fit ends with a NotConverged warning.
+    a step gains no more than rounding errors, the function switches to a higher precision. If there
+    is none, or after 1000 iterations, the fit ends with a NotConverged warning.
     """
     search = _Search(function, context)
     first = max(search.norm, tolerance)
@@ -88,7 +88,7 @@ def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonM
     if search.norm > tolerance:
         context.warn(
             NotConverged,
-            f"the gradient's largest component is {search.norm:.2g} after {iterations} "
+            f"the largest component of the gradient is {search.norm:.2g} after {iterations} "
             f"iterations, above the tolerance of {tolerance:g}",
         )
     context.step(PROGRESS, PROGRESS, search.value)
@@ -131,7 +131,7 @@ class _Search:
             point = self.point + length * direction
             value, gradient = self._look(point)
             ahead = float(np.vdot(gradient, direction))
-            # a convex function that still falls at the end of the step has fallen all the way
+            # a convex function that still falls at the end of the step has fallen throughout
             if ahead <= 0 or value <= self.value + 1e-4 * length * slope:
                 return self._move(point, value, gradient)
             length *= min(0.5, max(0.1, slope / (slope - ahead)))

@@ -1,8 +1,8 @@
 """Base classes for methods that fit, for each class, a function of its own probability.
 
 Let ``p = softmax(logits / T)`` with the T of temperature scaling. The new probability of class k is
-``f_k(p_k)``, divided by the sum of the row, where f_k is fitted to whether the label is k. A row in
-which all classes get 0 keeps p.
+``f_k(p_k)``, divided by the sum of the row, where f_k is fitted to the indicator of label k. A row
+in which all classes get 0 keeps p.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
     numbers_a_row = 15.0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory of a fit, in which each thread fits a class at a time."""
+        """Estimate the peak memory of a fit, in which each thread fits one class at a time."""
         more = 8 * self.numbers_a_row * n * (min(get_threads(), k) - 1)
         return super().memory_bytes(n, k) + int(more)
 
@@ -144,7 +144,7 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
     @abstractmethod
     def _fit_classes(self, shares: ClassShares, is_label: Bools, k: int) -> Part:
-        """Fit c of the k classes on their shares (c, n) and on whether each is the label (c, n).
+        """Fit c of the k classes, given their shares (c, n) and label indicators (c, n).
 
         Rows for which ``informative`` is False carry no information about a class's function.
         """
@@ -155,9 +155,9 @@ class OneVsRestCalibrator(AfterTemperature, Generic[Part]):
 
 
 def informative(shares: ClassShares) -> Bools:
-    """Return where the logits leave it open whether a class is the label.
+    """Return a mask of the classes that the logits neither rule out nor make certain.
 
-    It is open unless the logit of the class, or those of all other classes, are -inf.
+    A class is ruled out if its logit is -inf, and certain if all other logits are -inf.
     """
     possible = np.isfinite(shares.log_p)
     possible[shares.top] = np.isfinite(shares.top_log_rest)

@@ -1,4 +1,4 @@
-"""Proximity of rows to the fit rows, from the distances to the nearest features."""
+"""Proximity of rows to the fit rows, from distances to their nearest neighbours."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Network:
-    """Two hidden layers of relu units, and one output, clipped to [-LARGEST, LARGEST]."""
+    """Two hidden layers of ReLU units and one output, clipped to [-LARGEST, LARGEST]."""
 
     w1: Floats
     b1: Floats
@@ -75,7 +75,7 @@ class Network:
         return Run(inputs, first, second, raw.clip(-LARGEST, LARGEST), np.abs(raw) < LARGEST)
 
     def jacobian(self, run: Run) -> Floats:
-        """Return the derivative (parameters, n) of each sample's output for each parameter."""
+        """Return the derivatives (parameters, n) of the samples' outputs."""
         n = len(run.output)
         free = run.free.astype(np.float64)
         to_second = free * (run.second.T > 0) * self.w3[:, np.newaxis]
@@ -94,7 +94,7 @@ class Network:
 
 @dataclass(frozen=True)
 class PtsProblem:
-    """Minimise the mean of (c - a)^2 plus ``pull`` times the squared distance from the start.
+    """The objective: mean of (c - a)^2 plus ``pull`` times the squared distance from the start.
 
     c is a sample's confidence, and a is 1 if its prediction is correct, else 0.
     """
@@ -134,7 +134,7 @@ class PtsProblem:
         return at, float((miss * miss).mean()), iteration
 
     def _evaluate(self, network: Network) -> tuple[Run, Floats, Floats]:
-        """Return the run, c - a, and dc/dlog(T), where log T is the output of the network."""
+        """Return the run, c - a, and dc/dlog(T), where log T is the network's output."""
         run = network.run(self.inputs)
         value, slope = self.samples.curve.log_partition(np.exp(-run.output))
         confidence = np.exp(-value)
@@ -146,7 +146,7 @@ class PtsProblem:
 
 @dataclass(frozen=True)
 class PtsDescent:
-    """Minimise any objective plus ``pull`` times the squared distance from the start."""
+    """Any objective plus ``pull`` times the squared distance from the start, minimised by BFGS."""
 
     objective: Objective
     inputs: Floats

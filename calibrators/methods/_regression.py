@@ -1,7 +1,7 @@
 """The penalised NLL of ``softmax(W x + b)`` as a convex function: value, gradient, curvature.
 
-A point is the difference of the parameters from the start W = I, b = 0; its last row belongs to b.
-Blocks of rows are processed in the dtype of the features, and their results are summed in float64.
+A point is the parameters minus the start W = I, b = 0; its last row belongs to b. Blocks of rows
+are processed in the dtype of the features, and their results are summed in float64.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Regression(ABC):
 
     @abstractmethod
     def parameters_at(self, point: Array) -> Array:
-        """Return the parameters at a point, which is added to the start W = I, b = 0."""
+        """Return the parameters at a point: the start W = I, b = 0 plus the point."""
 
     @property
     def _columns(self) -> int:
-        """Number of columns from which the number of rows per block is computed."""
+        """Number of columns that determines the number of rows per block."""
         return self.k
 
     @abstractmethod
     def preconditioner(self) -> Callable[[Array], Array]:
-        """Return a function that applies the inverse of the Hessian, reduced to its diagonal."""
+        """Return a function that applies the inverse of the Hessian's diagonal (or its blocks)."""
 
     @abstractmethod
     def _scores(self, x: Floats, parameters: Floats, out: Floats) -> None:
@@ -57,7 +57,7 @@ class Regression(ABC):
 
     @abstractmethod
     def _moments(self, x: Floats, by_scores: Floats) -> Floats:
-        """Return derivatives with respect to the parameters, given those for the scores."""
+        """Return the parameter derivatives, given the score derivatives."""
 
     def evaluate(self, point: Array) -> tuple[float, Array]:
         """Return the objective and its gradient; store the probabilities for the other methods."""
@@ -128,7 +128,7 @@ class Regression(ABC):
         return total
 
     def _spread(self, rows: slice, scratch: Scratch) -> Floats:
-        """Return ``p (1 - p)`` of a block of rows."""
+        """Return ``p (1 - p)`` for a block of rows."""
         p = self.p[rows]
         spread = scratch.take("spread", p.shape, p.dtype)
         np.subtract(1, p, out=spread)

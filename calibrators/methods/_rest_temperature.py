@@ -50,7 +50,7 @@ def fit_rest_temperature(
 def _relative(
     data: CalibrationSet, chosen: NDArray[np.intp], temperature: float
 ) -> tuple[Floats, Floats]:
-    """Return scaled logits relative to the largest other class: all (n, k), the labels' (n,)."""
+    """Return logits scaled and relative to the largest other class: all (n, k) and labels (n,)."""
     logits = data.logits[chosen].astype(np.float64)
     rows = np.arange(len(chosen))
     logits[rows, logits.argmax(axis=1)] = -np.inf

@@ -97,7 +97,7 @@ class SegmentSample:
 
 
 def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[SegmentSample]:
-    """Split a sample into its segments, in the order of their names."""
+    """Split a sample into its segments, sorted by name."""
     order = np.argsort(segments.codes, kind="stable")
     ends = np.concatenate([[0], np.cumsum(segments.counts)])
     parts = (order[start:stop] for start, stop in pairwise(ends))
@@ -105,7 +105,7 @@ def split_up(logits: Floats, labels: Labels, segments: Segments) -> list[Segment
 
 
 class Rounds:
-    """Solver for all segments, which starts each prior from the solutions for the previous one."""
+    """Solver for all segments, which warm-starts each prior from the previous solutions."""
 
     def __init__(self, segments: Sequence[SegmentSample], context: FitContext) -> None:
         self.segments = segments
@@ -127,7 +127,7 @@ class Rounds:
 
 
 def shrink(rounds: Rounds) -> tuple[float, list[Solution]]:
-    """Return the tau with the largest evidence, and the solution of every segment for it.
+    """Return the tau with the largest evidence, and each segment's solution for it.
 
     The candidates are 1, 1/2, ..., 1/64, then the values half an octave to either side of the best,
     and finally the vertex of the parabola through the best candidate and its neighbours. tau is 0

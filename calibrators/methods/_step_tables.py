@@ -31,7 +31,7 @@ def check_shares(name: str, table: Floats) -> None:
 
 
 def refuse(name: str, rule: str, table: Floats, broken: NDArray[np.bool_]) -> None:
-    """Raise a ParameterError with the first value of a map's array that breaks a rule, if any."""
+    """Raise a ParameterError that names the first invalid value of a map's array, if any."""
     if broken.any():
         place = np.argwhere(broken)[0].tolist()
         value = table[tuple(place)]
@@ -49,7 +49,7 @@ def stacked(tables: list[Floats]) -> Floats:
 
 
 def count_below(values: Floats, edges: Floats, *, or_equal: bool = False) -> NDArray[np.intp]:
-    """Return, for each of ``values`` (n, c), how many ``edges`` (c, t) of its column are below it.
+    """Return the number of ``edges`` (c, t) of the same column below each of ``values`` (n, c).
 
     >>> count_below(np.array([[0.5, 0.5]]), np.array([[0.1, 0.5], [0.1, 0.4]])).tolist()
     [[1, 2]]
@@ -90,14 +90,15 @@ def interpolated(values: Floats, nodes: Floats, heights: Floats) -> Floats:
 
 
 def _is_low(values: Floats) -> bool:
-    """Return True if there are so few rows that processing all classes at once is faster."""
+    """Return True if processing all classes at once is faster, because there are few rows."""
     return bool(FEWER * len(values) < values.shape[1])
 
 
 def onnx_count_below(graph: Builder, values: str, edges: Floats, *, or_equal: bool = False) -> str:
     """Add ``count_below`` to an ONNX graph; return the name of the counts, int64 (n, c).
 
-    It is an unrolled binary search with log2(t) comparisons and no array larger than the input.
+    The graph is an unrolled binary search with log2(t) comparisons and no array larger than the
+    input.
     """
     classes, length = edges.shape
     steps = length.bit_length()

@@ -64,7 +64,7 @@ class TopLabelMap(CalibrationMap):
         return rewritten(logits, write)
 
     def _shift(self, others: Floats, second: Floats) -> Floats:
-        """Return the number (n,) to add to the other classes' logits, where the top logit is 0."""
+        """Return the shift (n,) of the other classes' logits, relative to a top logit of 0."""
         log_odds = -log_sum(others, second)
         alone = np.isinf(log_odds)
         log_odds[alone] = 0
@@ -85,8 +85,7 @@ class OnnxOthers(NamedTuple):
 
     ``logits`` (n, k) are relative to the top logit, and -inf for the predicted class itself.
     ``alone`` (n, 1) marks rows in which no other logit is finite. ``reach`` (n, 1) is the largest
-    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are those of the predicted class, in
-    doubles.
+    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are the predicted class's, in doubles.
     """
 
     logits: str
@@ -96,7 +95,7 @@ class OnnxOthers(NamedTuple):
     log_odds: str
 
     def shifted(self, graph: Builder, shift: str) -> str:
-        """Add ``shift``, doubles (n, 1), to the other logits; return the name of all logits."""
+        """Add ``shift``, doubles (n, 1), to the other logits; return the name of the result."""
         limit = graph.add("Sub", graph.add("Neg", self.reach), graph.constant(AHEAD))
         limit = graph.add("Relu", limit)
         shift = graph.add("Min", graph.add("Cast", shift, to=FLOAT), limit)
@@ -129,8 +128,8 @@ def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -
     """Return ``log sum exp`` of each row (n,) in float64, given the row maxima ``second``.
 
     It is -inf if the maximum is. ``precision`` is the dtype of the exponentials; float32 is three
-    times as fast, but maps need float64. Otherwise, where the function of a map is steep, the map
-    would differ from its ONNX form, which sums in float64.
+    times as fast, but maps need float64. Otherwise, where a map's function is steep, the map would
+    differ from its ONNX form, which sums in float64.
     """
     reach = np.where(np.isinf(second), 0, second)
     terms = np.exp(others - reach[:, np.newaxis], dtype=precision)
@@ -169,7 +168,7 @@ class TopLabelCalibrator(AfterTemperature):
         """Fit on each row's log odds (float64) and whether its prediction was correct (0.0 or 1.0).
 
         The map takes ``k``, ``kind`` and the temperature from ``base``. Rows with a single finite
-        logit have infinite log odds and are left out, as they are certain with any map.
+        logit have infinite log odds and are left out, as they are certain under any map.
         """
 
 

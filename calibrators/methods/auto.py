@@ -32,7 +32,7 @@ TWO_DEVIATIONS = 0.9545
 DRAWS = 200
 SCORE = "nll"
 SHOWN = ("debiased_squared_error", "ece", SCORE, "brier", "accuracy")
-ADDITIVE = "its correction is as smooth and as large as the data require; nothing has to be tuned"
+ADDITIVE = "the data determine how smooth and how large its correction is; no tuning is needed"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Auto(Calibrator):
 
     ``budget``, in seconds, limits the cross-validation but not the final fit of the winner. A
     candidate that would not finish in time is left out: ``left_out`` in ``fit_info`` names it with
-    the reason, and an OutOfTime warning is issued. The same data and seed yield the same map as
-    long as no candidate is left out. The report of ``fit_and_judge`` states how many seconds each
-    candidate took.
+    the reason, and an OutOfTime warning is issued. The same data and seed yield the same map unless
+    a candidate is left out. The report of ``fit_and_judge`` states the seconds that each candidate
+    took.
 
     This default is based on the comparison in docs/studies/auto.md.
 
@@ -85,7 +85,7 @@ class Auto(Calibrator):
 
     @property
     def method_needing_segments(self) -> str | None:
-        """Name of the first candidate that needs the segment of each row; None if none does."""
+        """Name of the first candidate that needs the segment of each row, or None."""
         from calibrators.registry import get_method
 
         return next((name for name in self.candidates if get_method(name).needs_segments), None)
@@ -134,7 +134,7 @@ class Auto(Calibrator):
         trials: dict[str, Trial],
         left_out: list[dict[str, str]],
     ) -> CalibrationMap:
-        """Return a map with an account of the choice added to its ``fit_info``."""
+        """Return a map whose ``fit_info`` also records the choice."""
         return fitted.with_info(
             chosen_by=self.name,
             winner=fitted.method,
@@ -168,14 +168,14 @@ class Auto(Calibrator):
             if name in methods and methods[name].needs_features:
                 raise ParameterError(
                     "bad_parameter",
-                    f"Auto.candidates names {name!r}, which needs features: fit it by itself, "
-                    "because callers would have to send features only if it won",
+                    f"Auto.candidates names {name!r}, which needs features: fit it separately, "
+                    "because callers would need to send features only if it won",
                 )
             if name in changing and not self.allow_class_change:
                 raise ParameterError(
                     "bad_parameter",
                     f"Auto.candidates names {name!r}, which may change the predicted class: "
-                    "that needs allow_class_change=True",
+                    "set allow_class_change=True or leave it out",
                 )
         by_default = [name for name in changing if not all_methods()[name].for_comparison]
         names = self.candidates or (by_default if self.allow_class_change else [])
@@ -188,7 +188,7 @@ class Auto(Calibrator):
         return interval.widened(fold_factor(self.folds))
 
     def _winner(self, trials: dict[str, Trial]) -> tuple[str, str]:
-        """Return the best method that clearly beats the base, or the base, and the reason."""
+        """Return the best method that clearly beats the base, else the base, and the reason."""
         others = {name: trial for name, trial in trials.items() if name != BASE}
         changes = {
             name: self._change(trial, trials[BASE], TWO_DEVIATIONS)
@@ -197,11 +197,11 @@ class Auto(Calibrator):
         better = {name: change.value for name, change in changes.items() if change.high < 0}
         if not better:
             return BASE, (
-                "no other out-of-fold NLL is below its own by two standard errors; "
+                "no other method has an out-of-fold NLL lower by two standard errors; "
                 f"compared with: {', '.join(others) or 'none'}"
             )
         return min(better, key=lambda name: better[name]), (
-            f"its out-of-fold NLL is below that of {BASE} by more than two standard errors"
+            f"its out-of-fold NLL is lower than {BASE}'s by more than two standard errors"
             + (", and is the lowest" if len(better) > 1 else "")
         )
 
@@ -225,7 +225,7 @@ def _fit_after(
 
 
 def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[dict[str, str]]:
-    """Return the methods that suit this set but only become candidates if they are named."""
+    """Return the methods that suit this set but compete only if named, with the reason."""
     if data.segments is None or "segmented" in recipes:
         return []
     why = "its map always needs the segment of each row: add it to candidates to try it"
@@ -235,7 +235,7 @@ def _only_by_name(data: CalibrationSet, recipes: dict[str, Calibrator]) -> list[
 def _with_prior(
     data: CalibrationSet, reason: str, category: type[CalibrationWarning], context: FitContext
 ) -> TemperatureMap:
-    """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), the fallback of ``auto``."""
+    """Fit temperature scaling with the prior log T ~ N(0, 0.5^2), as a fallback."""
 
     def penalised(beta: float) -> float:
         context.cancelled()

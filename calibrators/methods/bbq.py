@@ -37,11 +37,11 @@ class Bbq(TopLabelCalibrator):
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. For each number
     of bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3), there is a candidate histogram whose
-    bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be the
-    middle of its interval of confidences, N = ``prior_rows``, ``a = p N/B`` and
-    ``b = (1 - p) N/B``. Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b)
-    prior. The candidates are averaged with weights proportional to their marginal likelihood, where
-    G is the gamma function:
+    bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be its
+    midpoint on the scale of confidence, N = ``prior_rows``, ``a = p N/B`` and ``b = (1 - p) N/B``.
+    Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior. The
+    candidates are averaged with weights proportional to their marginal likelihood, where G is the
+    gamma function:
 
     ``prod over bins of  G(N/B) / G(n + N/B) * G(m + a) / G(a) * G(n - m + b) / G(b)``.
 
@@ -53,7 +53,7 @@ class Bbq(TopLabelCalibrator):
     included for comparison with the tables of papers: public comparisons rank it near the bottom,
     and `isotonic` and `additive` are better choices.
 
-    Rows with a single finite logit are left out, as they are certain with any map.
+    Rows with a single finite logit are left out, as they are certain under any map.
 
     Naeini, Cooper, Hauskrecht: Obtaining well calibrated probabilities using Bayesian binning. AAAI
     2015.
@@ -123,7 +123,7 @@ class Candidate:
 class RankedRows:
     """Rows in ascending order of log odds, with the number of correct rows below each position.
 
-    ``ends`` holds the positions at which runs of equal log odds end.
+    ``ends`` holds the end positions of runs of equal log odds.
     """
 
     log_odds: Floats
@@ -139,7 +139,7 @@ class RankedRows:
         return cls(ordered, below, tie_ends(ordered, log_odds_reach))
 
     def sizes(self, spread: float) -> Iterator[int]:
-        """Yield the candidates' numbers of bins; skip those that ties reduce to the last one."""
+        """Yield the candidates' bin counts; skip those that ties reduce to the previous one."""
         n = self.log_odds.size
         centre = n ** (1 / 3)
         before, most = 0, min(n, math.floor(centre * spread))
@@ -173,7 +173,7 @@ class RankedRows:
 
 
 def averaged(candidates: list[Candidate], weights: Floats) -> tuple[Floats, Floats]:
-    """Return the edges and the values of the weighted mean of step functions.
+    """Return the edges and values of a weighted mean of step functions.
 
     >>> first = Candidate(np.array([0.0]), np.array([0.2, 0.8]), 0.0)
     >>> second = Candidate(np.array([1.0]), np.array([0.4, 0.6]), 0.0)

@@ -84,21 +84,20 @@ class ClassTemperatureMap(LinearMap):
 
 @dataclass(frozen=True)
 class ClassTemperature(AfterTemperature):
-    """``p = softmax(z_1 / T_1, ..., z_K / T_K)`` with temperatures that minimise the ECE.
+    """``p = softmax(z_1 / T_1, ..., z_K / T_K)`` with temperatures chosen to minimise the ECE.
 
-    This is the greedy search of the paper on the fit set. One class after another takes the
-    temperature of a grid that lowers the ECE most while all other temperatures stay fixed. The
-    search ends after ``sweeps`` rounds over the classes, or when no class changes. It starts at the
-    single temperature of the grid with the lowest ECE. The predicted class may change. To keep it,
-    use `predicted_class_temperature`, where the temperature of a row depends on its predicted
-    class.
+    This is the greedy search of the paper on the fit set. Class by class, it picks the grid
+    temperature that lowers the ECE most, with all others fixed. The search ends after ``sweeps``
+    rounds over the classes, or when no class changes. It starts from the single grid temperature
+    with the lowest ECE. The predicted class may change. To keep it, use
+    `predicted_class_temperature`, where the temperature of a row depends on its predicted class.
 
     Choices made here: z are the logits divided by the temperature of temperature scaling, minus the
     mean of the row's finite values, so that neither the scale of the logits nor a constant added to
     a row matters. The grid has 65 temperatures in equal ratios, from a quarter to four times the
     scale. Classes with the most predictions come first. With ``as_published``, z are the logits as
     they are, so both the scale and constants matter; the grid is 0.1, 0.2, ..., 10; and classes
-    come in the order of their numbers.
+    come in numerical order.
 
     For each row, the two largest columns and the sum of exponentials are stored. Trying a
     temperature therefore costs one exponential per row instead of K.
@@ -128,7 +127,7 @@ class ClassTemperature(AfterTemperature):
     as_published: bool = False
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: the features, their mask, and 20 more numbers per row."""
+        """Estimate the peak memory: the features, their mask and 20 more numbers per row."""
         return int(8 * n * (1.3 * k + 20)) + scratch_bytes()
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
@@ -182,8 +181,8 @@ class ClassTemperature(AfterTemperature):
 class Leaders:
     """The two largest scores of each row, their columns, and the sum of exponentials.
 
-    ``top`` is the column of ``largest`` and ``runner`` that of ``second``. ``total`` is the sum of
-    exp(score - largest). A row without finite scores has ``largest`` -inf and ``total`` 0.
+    ``top`` is the column of ``largest``, and ``runner`` the column of ``second``. ``total`` is the
+    sum of exp(score - largest). A row without finite scores has ``largest`` -inf and ``total`` 0.
     """
 
     top: Integers
@@ -205,7 +204,7 @@ class Leaders:
         return cls(top, largest, runner, scores[rows, runner], total)
 
     def put(self, rows: Any, part: Leaders) -> None:
-        """Replace the given rows by those of ``part``."""
+        """Replace the given rows with ``part``."""
         for name, values in vars(part).items():
             getattr(self, name)[rows] = values
 
@@ -302,7 +301,7 @@ class GreedySearch:
         return Leaders.of(scores)
 
     def _values(self, column: int, others: Leaders) -> Floats:
-        """Return n times the ECE for each temperature of the grid in one column."""
+        """Return n times the ECE for each grid temperature of one column."""
         own, right = self._x[:, column], self._labels == others.top
         inverse = self._inverse
         highest = np.where(own > 0, own * inverse.max(), own * inverse.min()) - others.largest

@@ -26,17 +26,18 @@ class Dirichlet(FullCalibrator):
 
     There are K (K + 1) parameters. If the q of each class follow a Dirichlet distribution, the true
     probabilities have this form. The logits are first divided by the exact temperature of
-    temperature scaling, so that their scale does not matter. W and b minimise
+    temperature scaling, so their scale does not matter. W and b minimise
 
         mean NLL + (off_diagonal sum_{i != j} W_ij^2 + diagonal sum_i (W_ii - 1)^2
-                    + intercept |b|^2) / (2 n),
+                    + intercept |b|^2) / (2 n).
 
-    which is convex, by Newton's method until no component of the gradient exceeds ``tolerance``.
-    This is the off-diagonal and intercept regularisation (ODIR) of Kull et al., whose lambda is
-    ``off_diagonal K (K - 1) / (2 n)`` and whose mu is ``intercept K / (2 n)``; they choose both by
-    cross-validation on each set. ``diagonal`` is our addition: without it, the weight of a class
-    that never occurs has no finite optimum. A class whose logit is -inf has the feature 0 instead
-    of log 0, and keeps probability 0. The predicted class may change.
+    The problem is convex and is solved by Newton's method until no component of the gradient
+    exceeds ``tolerance``. The penalty is the off-diagonal and intercept regularisation (ODIR) of
+    Kull et al., whose lambda is ``off_diagonal K (K - 1) / (2 n)`` and whose mu is
+    ``intercept K / (2 n)``; they choose both by cross-validation on each set. ``diagonal`` is our
+    addition: without it, the weight of a class that never occurs has no finite optimum. A class
+    whose logit is -inf has the feature 0 instead of log 0, and keeps probability 0. The predicted
+    class may change.
 
     The default of ``off_diagonal`` is based on the mean test NLL and ECE-15 over 10 real test sets
     of up to 100 classes, with three splits each and ``diagonal = intercept = 0.5``. Temperature

@@ -52,7 +52,7 @@ class EtsMap(CalibrationMap):
         return [part for part in parts if part[0] > 0]
 
     def _check(self, logits: Floats) -> None:
-        """Raise if the softmax of a row is undefined, unless a part of the mixture checks that."""
+        """Raise if a row's softmax is undefined, unless a part of the mixture checks that."""
         if not self._parts():
             check_rows(row_maxima(logits))
 
@@ -100,7 +100,7 @@ def _always(beta: float) -> InverseTemperature:
 
 
 def _shares(logits: Floats) -> Floats:
-    """Return, for each row, the uniform distribution over the classes that are not -inf."""
+    """Return, for each row, the uniform distribution over the classes whose logits are not -inf."""
     finite = logits > -np.inf
     count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
     return np.asarray(np.divide(finite, count, dtype=logits.dtype))
@@ -115,12 +115,12 @@ class EnsembleTemperature(AfterTemperature):
     solved by Newton steps on the faces of the simplex, with exact zeros for unused weights, until
     ``w . gradient - min(gradient) <= 1e-11``. The left-hand side, ``gap`` in ``fit_info``, bounds
     the distance of the objective from its optimum. w = (1, 0, 0) is temperature scaling, so the
-    objective on the fit set is never above that of temperature scaling.
+    objective on the fit set is never higher than with temperature scaling.
 
     Every part keeps the order of the classes, and so does the mixture. Classes whose logit is -inf
     have no share in the uniform part; K is then the number of the other classes. ``softmax(z)`` is
-    the model itself, so the scale of the logits matters here: multiplying them by a number yields a
-    different family of mixtures.
+    the model itself, so the scale of the logits matters here: multiplying them by a constant yields
+    a different family of mixtures.
 
     Zhang, Kailkhura, Han: Mix-n-Match, ensemble and compositional methods for uncertainty
     calibration in deep learning. ICML 2020.
@@ -193,7 +193,7 @@ def _at_label(data: CalibrationSet, beta: float) -> tuple[Floats, Floats, Floats
 
 
 def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights that gives the mean NLL, its gradient and its Hessian."""
+    """Return the mean NLL, with its gradient and Hessian, as a function of the weights."""
     _, _, logs = _at_label(data, beta)
     largest = logs.max(axis=1)
     offset = -float(largest.mean())
@@ -212,7 +212,7 @@ def _negative_log_likelihood(data: CalibrationSet, beta: float) -> Derivatives:
 
 
 def _brier_score(data: CalibrationSet, beta: float) -> Derivatives:
-    """Return a function of the weights that gives the Brier score, its gradient and its Hessian.
+    """Return the Brier score, with its gradient and Hessian, as a function of the weights.
 
     For two softmaxes p and q, ``sum_k p_k q_k`` is a quotient of partition functions.
     """

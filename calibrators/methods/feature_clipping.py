@@ -95,22 +95,22 @@ class FeatureClipping(Calibrator):
 
     The method needs the features of each row and the classification head:
     ``CalibrationSet(logits, labels, features=h, head=(W, b))``. Clipping has the largest effect on
-    rows with extreme features. Unlike a single temperature, it therefore lowers the confidence of
-    some rows more than that of others. The new logits are ``z' = z - W (h - clip(h, -c, c))``,
-    which equals ``W clip(h, -c, c) + b`` if z are the logits of the head. A head that does not
-    reproduce the logits is refused.
+    rows with extreme features. Unlike a single temperature, it therefore lowers confidence more in
+    some rows than in others. The new logits are ``z' = z - W (h - clip(h, -c, c))``, which equals
+    ``W clip(h, -c, c) + b`` if z are the logits of the head. A head that does not reproduce the
+    logits is rejected.
 
     c is chosen from a geometric grid of ``thresholds`` values, which starts at the largest |h|,
     where nothing is clipped, and ends at 1/200 of it. The best c has the lowest ``objective``,
     "nll" or "ece" (15 equal-width bins), on the fit set after the exact temperature for that c.
-    Values that keep less than the share ``accuracy_kept`` of the accuracy are excluded. The
+    Values that keep less than a fraction ``accuracy_kept`` of the accuracy are excluded. The
     predicted class may change.
 
     The paper clips without a temperature and chooses c by the ECE. Its code tries 0.01, 0.02, ...,
     20, a grid that depends on the scale of the features. The default limit, a loss of 1 % of the
-    accuracy, is that of the SMART paper's code. ``FeatureClipping(objective="ece", scaled=False)``
-    is the paper's method on our grid. Some implementations clip from above only, which is the same
-    for features after a ReLU.
+    accuracy, matches the SMART paper's code. ``FeatureClipping(objective="ece", scaled=False)`` is
+    the paper's method on our grid. Some implementations clip from above only, which is the same for
+    features after a ReLU.
 
     Tao, Dong, Xu: Feature clipping for uncertainty calibration. AAAI 2025.
 
@@ -232,7 +232,7 @@ def check_head(data: CalibrationSet, features: Features, head: Head) -> None:
     if off > LARGEST_RESIDUAL * size + 1e-6:
         raise FitError(
             "head_differs",
-            "the head must turn the features into the logits: weight @ features + bias differs "
-            f"from them by {off:.3g} in the median row, and they vary by {size:.3g}; pass the "
-            "input to the last layer, and that layer's weight (k, d) and bias",
+            "the head must reproduce the logits from the features: weight @ features + bias "
+            f"differs from the logits by {off:.3g} in the median row, and they vary by {size:.3g}; "
+            "pass the inputs of the last layer, and that layer's weight (k, d) and bias",
         )

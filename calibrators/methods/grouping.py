@@ -35,9 +35,9 @@ MOST_PARTITIONS, MOST_GROUPS = 100, 20
 class GroupingMap(FeatureMap):
     """``mean over u of softmax(logits / T_ug)``, where g is the row's group in partition u.
 
-    ``temperatures`` has shape (partitions, groups). ``weights`` has a row for each of them, in the
-    same order; its product with a row's features is the score of that group. In each partition, a
-    row belongs to the group with the largest score.
+    ``temperatures`` has shape (partitions, groups). ``weights`` has one row per temperature, in the
+    same order, whose product with the features is the score of that group. In each partition, a row
+    belongs to the group with the largest score.
     """
 
     method = "grouping"
@@ -117,13 +117,13 @@ class Grouping(Calibrator):
     ``partitions`` random starts, drawn with ``seed``, and the probabilities are averaged. The order
     of the classes never changes.
 
-    The constants are those of the released code: 2 groups, 20 partitions, decay 0.1, 100 steps. The
+    The defaults match the released code: 2 groups, 20 partitions, decay 0.1, 100 steps. The
     released code learns groups on one part of the data and temperatures on another; here, both are
-    learned on all rows. It uses the features as they are; here, they are divided by their root mean
-    square, so that the effect of decay does not depend on their scale. Both use L-BFGS, here for at
-    most ``steps`` steps. A group whose rows have no optimum within the bounds of temperature
-    scaling gets the temperature of all rows. If temperature scaling itself ends at its bound or
-    finds flat logits, the map is temperature scaling.
+    learned on all rows. It uses raw features; here, they are divided by their root mean square, so
+    that the effect of decay does not depend on their scale. Both use L-BFGS, here for at most
+    ``steps`` steps. A group whose rows have no optimum within the bounds of temperature scaling
+    gets the temperature of all rows. If temperature scaling itself ends at its bound or finds flat
+    logits, the map is temperature scaling.
 
     Yang, Zhan, Gan: Beyond probability partitions: calibrating neural networks with semantic aware
     grouping. NeurIPS 2023.
@@ -152,7 +152,7 @@ class Grouping(Calibrator):
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: curves of all rows, or a part of the data with its groups."""
+        """Estimate the peak memory: curves of all rows, or a subset of the rows with its groups."""
         curves = 8 * n * (curve_numbers(k) + 2 * _Likelihoods.count() + 4)
         return super().memory_bytes(n, k) + max(curves, 8 * n * (k + self.partitions))
 
@@ -294,7 +294,7 @@ class _Likelihoods:
         return cls(table, slopes)
 
     def at(self, rows: slice, log_betas: Floats) -> tuple[Floats, Floats]:
-        """Return the values and slopes (betas, rows) of some rows at several log betas."""
+        """Return the values and slopes (betas, rows) of the given rows at the given log betas."""
         last = len(self.table) - 1
         at = np.clip(log_betas / STEP + OCTAVES * NODES_PER_OCTAVE, 0, last)
         left = np.minimum(at.astype(np.intp), last - 1)

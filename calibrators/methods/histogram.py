@@ -51,7 +51,7 @@ class HistogramMap(TopLabelMap):
         if self.edges.ndim != 1 or self.accuracy.shape != (self.edges.size + 1,):
             raise ParameterError(
                 "bad_parameter",
-                "edges must have one number fewer than accuracy, "
+                "edges must be one element shorter than accuracy, "
                 f"got shapes {self.edges.shape} and {self.accuracy.shape}",
             )
         check_rising("edges", self.edges, least=0)
@@ -74,18 +74,18 @@ class Histogram(TopLabelCalibrator):
     """Replace the top label's confidence with the accuracy of the fit rows in the same bin.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. With
-    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie half-way
+    ``binning="mass"``, there are ``bins`` bins with equal numbers of rows, whose edges lie halfway
     (in log odds) between neighbouring rows. Rows of equal confidence (to about 1e-5 in log odds)
     stay together in the lower bin, so there may be fewer bins. With ``binning="width"``, bins are
-    (i/M, (i + 1)/M] for M = ``bins``, and the value of an empty bin is its middle. The other
+    (i/M, (i + 1)/M] for M = ``bins``, and the value of an empty bin is its midpoint. The other
     classes share the rest in their old proportions. The predicted class keeps the largest
     probability, as its confidence does not fall below the probability of the second class.
 
     With ``smoothing``, the value of a bin with m rows, of which s are correct, is
-    ``(s + smoothing / 2) / (m + smoothing)``. A first mistake in a bin that had none on the fit set
-    then does not make the NLL infinite. ``smoothing=0`` gives the plain accuracy s / m.
+    ``(s + smoothing / 2) / (m + smoothing)``. This keeps the NLL finite at the first mistake in a
+    bin without any on the fit set. ``smoothing=0`` gives the plain accuracy s / m.
 
-    Rows with a single finite logit are left out, as they are certain with any map.
+    Rows with a single finite logit are left out, as they are certain under any map.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
     Bayesian classifiers. ICML 2001. Equal mass, with guarantees and without splitting the rows:
@@ -136,7 +136,7 @@ class Histogram(TopLabelCalibrator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HistogramOneVsRestMap(OneVsRestMap):
-    """The frequency of each class in the bin that its probability falls in; rows sum to 1.
+    """The frequency of each class in the bin of its probability; rows sum to 1.
 
     ``edges`` (k, b - 1) and ``frequency`` (k, b) have a row for each class.
     """
@@ -158,7 +158,7 @@ class HistogramOneVsRestMap(OneVsRestMap):
         if self.edges.shape != (self.k, self.frequency.shape[1] - 1):
             raise ParameterError(
                 "bad_parameter",
-                "edges must have as many rows as frequency and one column fewer, "
+                "edges must have as many rows as frequency and one fewer column, "
                 f"got shapes {self.edges.shape} and {self.frequency.shape}",
             )
         check_rising("edges", self.edges, least=0)
@@ -196,7 +196,7 @@ class HistogramOneVsRest(OneVsRestCalibrator["list[Bins]"]):
 
     A row in which the logit of class k, or of every class but k, is -inf carries no information
     about f_k and is left out of its fit. A class without informative rows has equal-width bins,
-    whose values are their middles.
+    whose values are their midpoints.
 
     Zadrozny, Elkan: Obtaining calibrated probability estimates from decision trees and naive
     Bayesian classifiers. ICML 2001, one class against the rest as in their KDD 2002 paper.

@@ -92,7 +92,7 @@ class Isotonic(TopLabelCalibrator):
     1. Only the two ends change. On 13 real test sets, values from 0.3 to 2 gave the same mean test
     NLL to within 0.0003. ``smoothing=0`` is plain isotonic regression.
 
-    Rows with a single finite logit are left out, as they are certain with any map.
+    Rows with a single finite logit are left out, as they are certain under any map.
 
     Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates.
     KDD 2002.

@@ -28,13 +28,13 @@ class MatrixScaling(FullCalibrator):
     row's finite values, so that adding a constant to a row changes nothing. W and b minimise
 
         mean NLL + (off_diagonal sum_{i != j} W_ij^2 + diagonal sum_i (W_ii - 1)^2
-                    + intercept |b|^2) / (2 n),
+                    + intercept |b|^2) / (2 n).
 
-    which is convex, by Newton's method until no component of the gradient exceeds ``tolerance``.
-    The off-diagonal weights are penalised most, as in Kull et al. (MS-ODIR), because so many
-    parameters overfit a small set. A very large ``off_diagonal`` yields vector scaling. Kull et al.
-    divide by the number of parameters instead of the number of rows, and choose the strengths by
-    cross-validation: their lambda is ``off_diagonal K (K - 1) / (2 n)``, their mu
+    The problem is convex and is solved by Newton's method until no component of the gradient
+    exceeds ``tolerance``. The off-diagonal weights are penalised most, as in Kull et al. (MS-ODIR),
+    because a full matrix overfits a small set. A very large ``off_diagonal`` yields vector scaling.
+    Kull et al. divide by the number of parameters instead of the number of rows, and choose the
+    strengths by cross-validation: their lambda is ``off_diagonal K (K - 1) / (2 n)``, their mu
     ``intercept K / (2 n)``. The predicted class may change.
 
     The default of ``off_diagonal`` is based on the mean test NLL and ECE-15 over 12 real test sets

@@ -27,8 +27,8 @@ MIN_SHARE = 0.05
 class MetaCalMap(CalibrationMap):
     """``softmax(z / temperature)`` up to an entropy of ``threshold``, and uniform above it.
 
-    The entropy is that of ``softmax(z / base_temperature)``, in nats. The uniform distribution is
-    over the classes whose logits are not -inf.
+    The threshold applies to the entropy of ``softmax(z / base_temperature)``, in nats. The uniform
+    distribution is over the classes whose logits are not -inf.
     """
 
     method = "metacal"
@@ -55,7 +55,7 @@ class MetaCalMap(CalibrationMap):
         return out
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the scaled logits to an ONNX graph, with 0 in place of those of rejected rows."""
+        """Add the scaled logits to an ONNX graph; the logits of rejected rows become 0."""
         axis = graph.constant([1], np.int64)
         gaps = graph.add("Sub", logits, graph.add("ReduceMax", logits, axis, keepdims=1))
         scaled = graph.add("Mul", gaps, graph.constant(1 / self.temperature))
@@ -82,16 +82,16 @@ class MetaCal(AfterTemperature):
     information. The temperature is fitted exactly, on the accepted rows only. The threshold
     satisfies one of two constraints, chosen by ``constraint``:
 
-    - "miscoverage": at most the share ``miscoverage`` of the correct predictions is rejected. Of n
+    - "miscoverage": at most a fraction ``miscoverage`` of the correct predictions is rejected. Of n
       correct predictions, at most floor(miscoverage (n + 1)) - 1 are rejected. A new correct
       prediction is then rejected with probability at most ``miscoverage``, for any n and any
       distribution, which follows from the ranks of exchangeable scores. The rejection rate of the
       fitted map exceeds ``miscoverage + eps`` with probability at most ``exp(-2 n eps^2)``.
-    - "accuracy": on the fit set, at least the share ``accuracy`` of the accepted rows is predicted
-      correctly. As few rows as possible are rejected, and at least a twentieth is accepted. On new
+    - "accuracy": on the fit set, at least a fraction ``accuracy`` of the accepted rows is predicted
+      correctly. As few rows as possible are rejected, and at least a twentieth are accepted. On new
       rows, the constraint holds up to sampling error. The default of 0 requests half of the
       possible gain: the midpoint between the model's accuracy and the highest accuracy that any
-      threshold reaches. If no threshold reaches the requested accuracy, a FitError states the
+      threshold reaches. If no threshold reaches the requested accuracy, a FitError reports the
       highest.
 
     The paper finds the threshold on a random tenth of the rows, at most 500: as an empirical
@@ -197,7 +197,7 @@ class MetaCal(AfterTemperature):
 def _temperature(
     data: CalibrationSet, base: TemperatureMap, accepted: Floats, context: FitContext
 ) -> float:
-    """Return the exact temperature of the accepted rows; if they have none, that of all rows."""
+    """Return the exact temperature of the accepted rows, or of all rows if they have none."""
     if accepted.all():
         return base.temperature
     inner = context.inner()

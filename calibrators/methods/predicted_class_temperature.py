@@ -57,16 +57,16 @@ class PredictedClassTemperature(AfterTemperature):
     """Divide the logits by a temperature that depends on the predicted class and minimises the ECE.
 
     ``p = softmax(z / T[argmax z])``, so the order of the classes never changes. The search on the
-    fit set tries 97 temperatures from an eighth to eight times that of temperature scaling. It runs
-    twice, from the temperature of temperature scaling and from the one that is best for all classes
-    together, and the better result is used.
+    fit set tries 97 temperatures, from 1/8 to 8 times the temperature T0 of temperature scaling. It
+    runs twice, starting from T0 and from the best single temperature for all classes, and the
+    better result is used.
 
     The contribution of the samples predicted as class k to the bins of the ECE is tabulated once
     for each temperature, from the confidence curve (numerics.confidence_curves). After that,
     changing the temperature of one class costs a few additions, regardless of n. Sweeps over the
     classes continue until no class can lower the ECE, which is a coordinate-wise minimum on the
     grid. Classes with the most predictions come first. On ties, the temperature nearest to the
-    start is used. Classes that are never predicted keep the start.
+    start is used. Classes that are never predicted keep the starting temperature.
 
     This is a variant of class-based temperature scaling (the method `cts`), which divides the logit
     of *every* class by that class's own temperature and can change the predicted class. Here, the
@@ -143,9 +143,9 @@ class PredictedClassTemperature(AfterTemperature):
 
 
 def _most_predicted_first(table: Floats, predicted: Floats) -> Floats:
-    """Return the predicted classes in descending order of their numbers of predictions.
+    """Return the predicted classes, most frequent first.
 
-    Ties are broken by the sums of the table, so that the class numbers do not matter.
+    Ties are broken by the sums of the table, so that class numbering does not matter.
     """
     counts = np.bincount(predicted, minlength=len(table))
     order = np.lexsort((table[:, 0].sum(axis=1), -counts))

@@ -1,4 +1,4 @@
-"""ProCal: confidence corrected for the proximity of a row's features to those of the fit rows."""
+"""ProCal: confidence corrected for each row's proximity to the fit rows in feature space."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ class ProCalMap(FeatureMap):
     ``references`` (m, d) are features of fit rows as unit vectors. In the form "density_ratio",
     ``table`` (r, c) holds log odds at the nodes ``proximity_edges`` (r,) and ``confidence_edges``
     (1, c), between which they are interpolated. In the form "bin_mean_shift", ``proximity_edges``
-    are the inner edges of the bins of proximity. Row i of ``confidence_edges`` holds the inner
-    edges of the bins of confidence within the i-th of these bins, and row i of ``table`` their
-    shifts.
+    are the inner edges of the proximity bins. Row i of ``confidence_edges`` holds the inner edges
+    of the confidence bins within proximity bin i, and row i of ``table`` their shifts.
     """
 
     method = "procal"
@@ -159,7 +158,7 @@ class ProCalMap(FeatureMap):
 
 
 def interpolated(table: Floats, rows: Floats, columns: Floats, y: Floats, x: Floats) -> Floats:
-    """Interpolate a table bilinearly at points (y, x); beyond its edges, use the value there."""
+    """Interpolate a table bilinearly at points (y, x); beyond its edges, use the edge values."""
     place, share = _nodes(rows, y)
     other, part = _nodes(columns, x)
     low = table[place, other] * (1 - part) + table[place, other + 1] * part
@@ -192,9 +191,9 @@ class ProCal(Calibrator):
     within the range of the fit rows. Where both densities vanish, it is n1 / (n1 + n0).
 
     With ``form="bin_mean_shift"``, rows are divided into ``proximity_bins`` equal-mass bins, and
-    each of these into ``confidence_bins`` equal-mass bins. c is shifted by ``shrinkage`` times
-    the difference between the accuracy and the mean confidence of its bin. (The released code fits
-    another method within each bin of proximity instead.)
+    each of these into ``confidence_bins`` equal-mass bins. c is shifted by ``shrinkage`` times the
+    difference between the accuracy and the mean confidence of its bin. (The released code fits
+    another method within each proximity bin instead.)
 
     Only the confidence of the predicted class changes: the other classes keep their proportions
     and, unlike in the paper, the predicted class keeps the largest probability. The map holds the
@@ -218,8 +217,8 @@ class ProCal(Calibrator):
 
     name = "procal"
     summary = (
-        "the top label's confidence, corrected for the proximity of the row's features to those of "
-        "the fit rows"
+        "the top label's confidence, corrected for the row's proximity to the fit rows in feature "
+        "space"
     )
     reference = "Xiong et al., NeurIPS 2023"
     cost = "temperature scaling and the distances of all rows to up to 10,000 of them"
@@ -255,7 +254,7 @@ class ProCal(Calibrator):
         finite = np.isfinite(log_odds)
         hits = correct[finite].astype(bool)
         if reason is None and (hits.all() or not hits.any()):
-            reason = "the predictions of all rows are correct, or all are wrong"
+            reason = "all predictions are correct, or all are wrong"
         fields: dict[str, Any] = _unchanged()
         if reason is None:
             own = np.full(data.n, -1)
@@ -351,7 +350,7 @@ def _inner_edges(values: Floats, bins: int) -> Floats:
 
 
 def _unchanged() -> dict[str, Any]:
-    """Return the fields of a map that does not change the confidence of temperature scaling."""
+    """Return the fields of a map that keeps the confidence of temperature scaling."""
     return {
         "form": "bin_mean_shift",
         "proximity_edges": np.zeros(0),

@@ -28,7 +28,7 @@ MAX_PARAMETERS = 1000
 class ParametrizedTemperatureMap(TemperatureTypeMap):
     """``softmax(logits / (base_temperature * T(x)))``, where log T is the output of a network.
 
-    The network has two hidden layers of relu units. x are the standardised gaps from the largest of
+    The network has two hidden layers of ReLU units. x are the standardised gaps from the largest of
     ``logits / base_temperature`` to the next ones. |log T| is at most 3.
     """
 
@@ -113,19 +113,19 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
 class ParametrizedTemperature(AfterTemperature):
     """Parametrized temperature scaling: ``p = softmax(z / T(z))``, T from the ten largest logits.
 
-    Two hidden layers of 5 relu units turn the sorted gaps from the largest logit to the next nine
+    Two hidden layers of 5 ReLU units turn the sorted gaps from the largest logit to the next nine
     into log T. They minimise the mean of (c - a)^2, where c is the confidence and a is 1 if the
     prediction is correct, else 0. The published procedure trains with 100,000 steps of Adam on
-    batches. It is a small least-squares problem and is solved as one here: by Levenberg-Marquardt
-    on the confidence curve (numerics.confidence_curves), with the full Jacobian of (by default) at
-    most 86 parameters, until a step lowers the objective by less than the fraction ``tolerance``.
+    batches. This is a small least-squares problem, solved here by Levenberg-Marquardt on the
+    confidence curve (numerics.confidence_curves), with the full Jacobian of (by default) at most 86
+    parameters, until a step lowers the objective by less than the fraction ``tolerance``.
 
-    Choices made here: the inputs are gaps instead of the logits themselves, because the level of
-    logits has no meaning. They are divided by the exact temperature of temperature scaling, so that
-    their scale does not matter either. The output is log T, clipped to |log T| <= 3, while the
-    paper uses the absolute value. The network starts at T = 1. To avoid overfitting on few rows,
-    the objective includes a penalty of ``decay / n`` times the squared distance of the parameters
-    from their start.
+    Choices made here: the inputs are gaps instead of the logits themselves, because only
+    differences between logits matter. They are divided by the exact temperature of temperature
+    scaling, so their scale does not matter either. The output is log T, clipped to |log T| <= 3,
+    while the paper uses the absolute value. The network starts at T = 1. To avoid overfitting on
+    few rows, the objective includes a penalty of ``decay / n`` times the squared distance of the
+    parameters from their start.
 
     ``objective`` offers the objectives that the SMART paper compares in its Table 3 (see
     numerics.objectives); ``bins``, ``lam`` and ``delta`` are as in `smart`. All of them except

@@ -54,7 +54,7 @@ class SegmentedMap(CalibrationMap):
         if self.base.has_segments or self.base.has_features:
             raise ParameterError(
                 "bad_parameter",
-                f"base must be a map without segments and features, got a {self.base.method!r} map",
+                f"base must be a map without segments or features, got a {self.base.method!r} map",
             )
         if (self.base.k, self.base.kind) != (self.k, self.kind):
             raise ParameterError(
@@ -87,7 +87,7 @@ class SegmentedMap(CalibrationMap):
         return int(segments.counts[np.isin(segments.names, self.segments)].sum())
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return an ASCII note on the rows in segments that the map does not know, or None."""
+        """Return an ASCII note on rows in segments unknown to the map, or None."""
         unknown = segments.codes.size - self.known_rows(segments)
         if not unknown:
             return None
@@ -111,7 +111,7 @@ class SegmentedMap(CalibrationMap):
         """Raise an ExportError, as the logits are the only input of an exported graph."""
         raise ExportError(
             "not_exportable",
-            "a segmented map needs the segment of each row, which an exported model does not take: "
+            "a segmented map needs the segment of each row, which exported models do not accept: "
             "export its base, which works for rows of any segment",
         )
 
@@ -132,8 +132,8 @@ class Segmented(Calibrator):
 
     The method needs the segment of each row: ``CalibrationSet(logits, labels, segments)``.
     ``base``, which is any other method with its default parameters, is fitted on all rows. Each
-    segment g then gets the T_g that is the best compromise between its own rows and T_g = 1, the
-    result of ``base``:
+    segment g then gets the T_g that best balances its own rows against T_g = 1, the result of
+    ``base``:
 
     ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``.
 
@@ -157,7 +157,7 @@ class Segmented(Calibrator):
     classes.
 
     If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
-    ``base`` if that has a seed.
+    ``base`` if it takes one.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
@@ -192,13 +192,13 @@ class Segmented(Calibrator):
         if base.needs_segments or base.needs_features:
             raise ParameterError(
                 "bad_parameter",
-                "Segmented.base must be a method that needs no segments and no features, "
+                "Segmented.base must be a method that needs neither segments nor features, "
                 f"got {self.base!r}",
             )
         return make_recipe(self.base, {}, seed=self.seed)
 
     def memory_bytes(self, n: int, k: int) -> int:
-        """Estimate the peak memory: that of the base, plus two copies of its calibrated logits."""
+        """Estimate the peak memory: the base's, plus two copies of its calibrated logits."""
         return self._base_recipe().memory_bytes(n, k) + 8 * (2 * n * k + 4 * n)
 
     def _fit(self, data: CalibrationSet, context: FitContext) -> SegmentedMap:
@@ -238,7 +238,8 @@ def _warn_of_bounds(
 ) -> None:
     """Warn about segments at a bound, and large ones that would be at a bound without shrinkage.
 
-    One segment whose logits have another scale can keep all others at the base's temperature.
+    A single segment whose logits have a different scale can hold all others at the base's
+    temperature.
     """
     bounds = (1 / REACH, REACH)
     ended = [

@@ -118,8 +118,8 @@ class Smart(AfterTemperature):
 
     The margin, which is the largest minus the second largest logit, indicates how confident the
     model is in each sample. A hidden layer of 16 units turns it into that sample's temperature.
-    Logits are first divided by the exact temperature of temperature scaling, so that their scale
-    does not matter. The network starts at temperature scaling, with T = 1 for every sample. It then
+    Logits are first divided by the exact temperature of temperature scaling, so their scale does
+    not matter. The network starts at temperature scaling, with T = 1 for every sample. It then
     minimises the soft-binned calibration error ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` (see
     numerics.objectives) by full-batch Adam with analytic gradients. The order of the classes never
     changes, so neither does the accuracy. The objective is the *binned* form. The per-sample form
@@ -128,9 +128,9 @@ class Smart(AfterTemperature):
     that Tables 13 and 14 of the paper call lambda.
 
     If there are more than 2,048 rows, rows that agree in margin, confidence and correctness are
-    first merged into at most 2,048 cells (see numerics.cells). A step then costs the same,
-    regardless of the number of rows; docs/studies/smart.md shows the effect on held-out errors.
-    Rows are not merged for the indicator "all_logits" and the objective "brier".
+    first merged into at most 2,048 cells (see numerics.cells). The cost of a step then no longer
+    grows with the number of rows; docs/studies/smart.md shows the effect on held-out errors. Rows
+    are not merged for the indicator "all_logits" and the objective "brier".
 
     ``indicator`` and ``objective`` offer the alternatives that the paper compares in its Tables 3
     and 4, with SoftECE in its binned form as well. The paper's Eq. 5 is "charbonnier_per_sample"
@@ -142,10 +142,9 @@ class Smart(AfterTemperature):
     ``steps`` passes uses batches of 1,024 rows. The start and the batches are our reading: the
     paper does not state the start, and its Algorithm 1 sums over all rows. ``objective`` stays the
     binned form; the paper's own (Eq. 6) is "charbonnier_per_sample". The lower limit of 0.1 for T
-    is then absolute, so the scale of the logits matters. On our study sets, this
-    variant was worse on average than temperature scaling: far worse with Eq. 6, and with the binned
-    form because of one set with logits of a small scale (docs/studies/posthoc.md). It is included
-    for comparison.
+    is then absolute, so the scale of the logits matters. On our study sets, this variant was worse
+    on average than temperature scaling: far worse with Eq. 6, and with the binned form because of
+    one set with logits of a small scale (docs/studies/posthoc.md). It is included for comparison.
 
     Reference: SMART, Sample Margin-Aware Recalibration of Temperature.
 
@@ -251,7 +250,7 @@ class Smart(AfterTemperature):
         signal: Floats,
         device: str | None,
     ) -> tuple[Samples, Floats]:
-        """Return the training samples, and the inputs (n, inputs) of the network for them."""
+        """Return the training samples and the network's inputs (n, inputs) for them."""
         smoothed = self.objective == "label_smoothing"
         if table is None:
             return observe(data, scale, device, with_mean_gaps=smoothed), signal
@@ -261,7 +260,7 @@ class Smart(AfterTemperature):
         return samples, means[:, np.newaxis]
 
     def _merges(self, n: int) -> bool:
-        """Return whether rows are merged into cells; the Brier score needs each row's label."""
+        """Return True if rows are merged into cells; the Brier score needs each row's label."""
         return n > MAX_CELLS and self.indicator != "all_logits" and self.objective != "brier"
 
     def _train(
@@ -343,7 +342,7 @@ def _gradient(
     softplus = raised.clip(min=0) + xp.log1p(xp.exp(-abs(raised)))
     temperature = softplus + FLOOR
     if not xp.isfinite(temperature).all():
-        raise FitError("diverged", "the fit did not stay finite: try a smaller learning_rate")
+        raise FitError("diverged", "the fit became non-finite: try a smaller learning_rate")
     value, by_log_beta = objective(1 / temperature)
     by_raised = by_log_beta / temperature * xp.expm1(-softplus)
     of_active = (inputs * by_raised) @ active.T

@@ -87,14 +87,14 @@ class SplineMap(TopLabelMap):
 
 @dataclass(frozen=True)
 class Spline(TopLabelCalibrator):
-    """``c + S'(q(c))``, where S is a smooth curve of the cumulative accuracy minus confidence.
+    """``c + S'(q(c))``, where S is a smooth fit to cumulative accuracy minus confidence.
 
     The confidence is ``c = max softmax(z / T)`` with the T of temperature scaling. Rows are sorted
     by c, and ``D(i/n) = sum_{j <= i} (correct_j - c_j) / n`` is the cumulative gap between accuracy
     and confidence over the i least confident rows. S is the natural cubic spline with ``knots``
     equally spaced knots over [0, 1] that best fits D at i/n, i = 0..n, by least squares. Its slope
-    at the quantile q of a confidence is the accuracy minus the confidence there, and is added to
-    the confidence.
+    at the quantile q of a confidence estimates accuracy minus confidence there, and is added to the
+    confidence.
 
     Conventions: equal confidences (to about 1e-5 in log odds) share their mean correctness and the
     mean slope over their quantiles. The correction is stored at no more than 2,000 confidences; it
@@ -102,11 +102,11 @@ class Spline(TopLabelCalibrator):
     divided into 2,000 groups of equal size, and the mean confidence of each group is used. If
     several splines fit equally well, as with few rows, the one with the smallest knot values is
     used. A corrected confidence stays at least 1/(2 (n + 1)), the resolution of n rows, away from 0
-    and 1, unless the old confidence was closer; then it does not come closer than that. The other
-    classes share the rest in their old proportions, and the predicted class keeps the largest
-    probability. The order of two rows' confidences may change.
+    and 1, unless the old confidence was closer, in which case it comes no closer. The other classes
+    share the rest in their old proportions, and the predicted class keeps the largest probability.
+    The order of two rows' confidences may change.
 
-    Rows with a single finite logit are left out, as they are certain with any map.
+    Rows with a single finite logit are left out, as they are certain under any map.
 
     Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of neural networks using
     splines. ICLR 2021. They fit the model's own scores; here the logits are divided by T first.

@@ -115,7 +115,7 @@ class TemperatureScaling(Calibrator):
     def _fit(self, data: CalibrationSet, context: FitContext) -> TemperatureMap:
         bounds = _bounds(_every(data, data.n // SUBSAMPLE)) or _bounds(data)
         if bounds is None:
-            context.warn(FlatLogits, "no row has finite logits that differ: T stays 1")
+            context.warn(FlatLogits, "no row has two different finite logits: T stays 1")
             return self._map(data, 1.0, at_bound=False, evaluations=0)
         if self.grid == "tenths":
             return self._on_tenths(data, context)
@@ -123,7 +123,7 @@ class TemperatureScaling(Calibrator):
         context.step(1, 2)
         if root.at_bound:
             why = ALL_RIGHT if root.value == bounds[1] else _why_infinite(data)
-            context.warn(BoundarySolution, f"{why}; T stops at its bound {1 / root.value:.3g}")
+            context.warn(BoundarySolution, f"{why}; T stops at its bound, {1 / root.value:.3g}")
         elif self.objective not in ("nll", "label_smoothing"):
             function = self._function_of_beta(observe(data, root.value), context)
             beta, evaluations = minimise_on_grid(function, 1.0, OCTAVES)
@@ -176,7 +176,7 @@ class TemperatureScaling(Calibrator):
 
 
 def _bounds(data: CalibrationSet) -> tuple[float, float] | None:
-    """Return bounds of 1/T that suit the scale of the logits; None if the logits are flat."""
+    """Return bounds for 1/T that suit the scale of the logits, or None if the logits are flat."""
     mean_gap = float(mean_gaps(data).mean())
     if mean_gap == 0:
         return None
@@ -238,7 +238,7 @@ def _why_infinite(data: CalibrationSet) -> str:
             "with the same class numbers?), so the best T is infinite"
         )
     return (
-        f"row {worst} outweighs all others together (check it: the logit of its label is "
+        f"row {worst} outweighs all others combined (check it: the logit of its label is "
         f"{pull[worst]:.3g} below its largest), so the best T is infinite"
     )
 
@@ -311,7 +311,7 @@ def _step(x: float, slope: float, bend: float, third: float = math.nan) -> float
 def minimise_on_grid(
     function: Callable[[float], float], centre: float, octaves: float = 4.0
 ) -> tuple[float, int]:
-    """Return the minimiser of any function of one positive number, and the evaluation count.
+    """Minimise any function of one positive number; return the minimiser and evaluation count.
 
     The function is evaluated at eight points per octave around ``centre``, then on ever finer grids
     around the best point, down to one part in a million. On ties, the point nearest to the centre

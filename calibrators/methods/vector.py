@@ -41,10 +41,10 @@ class VectorScaling(AfterTemperature):
 
     x are the logits divided by the exact temperature of temperature scaling, minus the mean of the
     row's finite values. Unlike with the raw logits of the paper, adding a constant to a row changes
-    nothing. w and b minimise ``mean NLL + (diagonal |w - 1|^2 + intercept |b|^2) / (2 n)``. This is
-    convex and solved by Newton's method until no component of the gradient exceeds ``tolerance``.
-    Without the penalty, a class that never occurs in the fit set would have b = -infinity. The
-    predicted class may change.
+    nothing. w and b minimise ``mean NLL + (diagonal |w - 1|^2 + intercept |b|^2) / (2 n)``. The
+    problem is convex and is solved by Newton's method until no component of the gradient exceeds
+    ``tolerance``. Without the penalty, a class that never occurs in the fit set would have
+    b = -infinity. The predicted class may change.
 
     The default strength is based on the mean test NLL and ECE-15 over 13 real test sets of up to
     1,000 classes, with five splits each. Temperature scaling reached an NLL of 1.015 and an ECE of

@@ -303,7 +303,7 @@ def test_a_document_that_is_not_a_state_is_refused(change):
         AdaFocalState.from_dict(document)
     document = AdaFocalState.initial().to_dict()
     del document[next(iter(change))]
-    with pytest.raises(DataError, match="not a state"):
+    with pytest.raises(DataError, match="not an AdaFocal state"):
         AdaFocalState.from_dict(document)
 
 

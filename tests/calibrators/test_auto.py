@@ -176,7 +176,7 @@ def test_with_class_changes_the_likelihood_decides() -> None:
     names = ("temperature", "isotonic", "matrix")
     fitted = Auto(candidates=names, allow_class_change=True).fit(CalibrationSet(swapped, labels))
     assert (fitted.method, fitted.fit_info["score"]) == ("matrix", "nll")
-    assert "its out-of-fold NLL is below that of additive" in fitted.fit_info["why"]
+    assert "its out-of-fold NLL is lower than additive's" in fitted.fit_info["why"]
     tried = {one["method"]: one for one in fitted.fit_info["candidates"]}
     assert tried["matrix"]["change"]["high"] < -0.2
     error = "debiased_squared_error"

@@ -128,7 +128,7 @@ def test_accuracy_is_kept() -> None:
     [(WEIGHT[::-1], BIAS), (2 * WEIGHT, BIAS), (WEIGHT, 5 * BIAS), (WEIGHT[:, ::-1], BIAS)],
 )
 def test_another_head_is_refused(head: tuple[Array, Array]) -> None:
-    with pytest.raises(FitError, match="must turn the features into the logits") as caught:
+    with pytest.raises(FitError, match="must reproduce the logits from the features") as caught:
         FeatureClipping().fit(DATA.with_features(H, head))
     assert caught.value.code == "head_differs"
 

@@ -183,7 +183,7 @@ def test_methods_that_choose_others_do_without_features() -> None:
     with pytest.raises(ParameterError, match="needs features"):
         Auto(candidates=("feature_clipping",), allow_class_change=True)
     assert "feature_clipping" not in Auto(allow_class_change=True)._recipes()
-    with pytest.raises(ParameterError, match="needs no segments and no features"):
+    with pytest.raises(ParameterError, match="needs neither segments nor features"):
         Segmented(base="feature_clipping")
 
 

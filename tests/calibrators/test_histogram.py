@@ -156,7 +156,7 @@ def test_onnx_agrees_on_the_real_sample(recipe: Histogram | HistogramOneVsRest) 
 
 def test_invalid_maps() -> None:
     good = HistogramMap(k=3, base_temperature=1.0, edges=np.zeros(1), accuracy=np.array([0.3, 0.6]))
-    rule = r"edges must have one number fewer than accuracy, got shapes \(2,\) and \(2,\)"
+    rule = r"edges must be one element shorter than accuracy, got shapes \(2,\) and \(2,\)"
     with pytest.raises(ParameterError, match=rule):
         replace(good, edges=np.zeros(2))
     with pytest.raises(ParameterError, match="be finite and non-decreasing, got nan at"):
@@ -168,7 +168,7 @@ def test_invalid_maps() -> None:
     )
     with pytest.raises(ParameterError, match=r"each of 2 classes, got shape \(3, 2\)"):
         replace(every, frequency=np.full((3, 2), 0.5))
-    with pytest.raises(ParameterError, match=r"fewer, got shapes \(2, 2\) and \(2, 2\)"):
+    with pytest.raises(ParameterError, match=r"one fewer column, got shapes \(2, 2\) and \(2, 2\)"):
         replace(every, edges=np.zeros((2, 2)))
     with pytest.raises(ParameterError, match="got shapes"):
         replace(every, edges=np.zeros((2, 0)), frequency=np.zeros((2, 0)))

@@ -206,7 +206,7 @@ def test_a_fit_without_segments_explains_how_to_pass_them() -> None:
 
 
 def test_the_base_is_another_method() -> None:
-    with pytest.raises(ParameterError, match="no segments and no features, got 'segmented'"):
+    with pytest.raises(ParameterError, match="neither segments nor features, got 'segmented'"):
         Segmented(base="segmented")
     with pytest.raises(ParameterError, match="did you mean 'temperature'"):
         Segmented(base="temprature")

@@ -211,7 +211,7 @@ def test_a_row_that_outweighs_all_others_is_named() -> None:
     logits, labels = data.logits.copy(), data.labels.copy()
     logits[7], labels[7] = [1e8, 0, 0, 0], 2
     with pytest.warns(
-        BoundarySolution, match=r"row 7 outweighs all others together \(check it: .* 1e\+08 below"
+        BoundarySolution, match=r"row 7 outweighs all others combined \(check it: .* 1e\+08 below"
     ):
         TemperatureScaling().fit(CalibrationSet(logits, labels))
 
