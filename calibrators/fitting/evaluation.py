@@ -225,8 +225,8 @@ def _check_features_alike(
     if got != data.features.width:
         raise DataError(
             "evaluation_differs",
-            f"evaluation must have {data.features.width} features per row, like the data, for the "
-            f"method {recipe.method_needing_features!r}, got {got or 'none'}",
+            f"evaluation must have {data.features.width} features per row for the method "
+            f"{recipe.method_needing_features!r}, like the data, got {got or 'none'}",
         )
 
 
