@@ -1,4 +1,4 @@
-"""The maths behind calibrd: fit calibration maps, apply them with numpy only, and judge them.
+"""The maths behind calibrd: fit calibration maps, judge them, and apply them using only numpy.
 
 >>> from calibrators import CalibrationSet
 >>> from calibrators.methods.temperature import TemperatureScaling

@@ -1,4 +1,4 @@
-"""Binary archives of maps, with a verified hash and a format version, and without pickle.
+"""Binary archives of maps, with a format version and a verified hash, and without pickle.
 
     8 bytes   b"calibrd" and the format version
     32 bytes  sha256 of everything after it
@@ -9,7 +9,7 @@
 A nested map (the field ``base``) is stored as the parameter ``base``, with a method and parameters
 of its own; its arrays are named ``base.array``. Maps are nested at most one level deep.
 
-The same map yields the same bytes as long as the library versions are the same.
+The same map and library versions yield the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DTYPES = ("<f8", "<f4", "<i8")
 
 
 def dump(fitted: CalibrationMap) -> bytes:
-    """Return a map as archive bytes.
+    """Serialise a map to archive bytes.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> load(dump(TemperatureMap(k=3, temperature=1.5))).temperature
@@ -63,7 +63,7 @@ def dump(fitted: CalibrationMap) -> bytes:
 
 
 def load(data: bytes) -> CalibrationMap:
-    """Return the map in an archive; raise ArchiveError with the reason if it is invalid."""
+    """Return the map stored in an archive; raise ArchiveError if the archive is invalid."""
     header, payload = _open(bytes(data))
     arrays = _arrays(header["arrays"], payload)
     return _build(header["method"], header["parameters"], arrays)
@@ -76,7 +76,7 @@ def describe(data: bytes) -> dict[str, Any]:
 
 
 def header_text(data: bytes) -> bytes:
-    """Return the raw bytes of the header; fewer if the archive is truncated."""
+    """Return the raw bytes of the header, or what is left of it in a truncated archive."""
     if len(data) < PREFIX.size:
         return b""
     length = PREFIX.unpack_from(data)[2]
@@ -107,7 +107,7 @@ def _build(
     *,
     is_inside: bool = False,
 ) -> CalibrationMap:
-    """Build a map; check every value against the type of its field."""
+    """Build a map, checking every value against the type of its field."""
     kind = all_maps().get(method)
     if kind is None:
         raise ArchiveError("unknown_method", f"unknown method {method!r}")
@@ -134,14 +134,14 @@ def _build(
     except CalibrationError as error:
         raise ArchiveError("wrong_fields", str(error)) from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # arrays of any shape: a check that assumes another number of dimensions fails
+        # untrusted arrays can have any shape, so checks that assume a shape can fail
         raise ArchiveError(
-            "wrong_fields", f"the arrays do not have the shapes that {method!r} needs: {error}"
+            "wrong_fields", f"the arrays have the wrong shapes for {method!r}: {error}"
         ) from error
 
 
 def _inner(name: str, described: Any, arrays: dict[str, NDArray[Any]]) -> CalibrationMap:
-    """Build the map nested in the field ``name`` of another map."""
+    """Build the map that is nested in the field ``name``."""
     match described:
         case {"method": str() as method, "parameters": dict() as parameters, **rest} if not rest:
             return _build(method, parameters, arrays, is_inside=True)
@@ -168,7 +168,7 @@ def _open(data: bytes) -> tuple[dict[str, Any], memoryview]:
     if not _hash_ok(body, digest):
         raise ArchiveError("wrong_hash", "the map is damaged: its bytes do not match its sha256")
     if header is None or expected != len(body):
-        raise ArchiveError("wrong_length", "the map's header does not describe its bytes")
+        raise ArchiveError("wrong_length", "the map's header does not match its length")
     return header, body[4 + length :]
 
 
@@ -179,7 +179,7 @@ def _hash_ok(body: memoryview, digest: bytes) -> bool:
 def _parse(text: bytes) -> dict[str, Any] | None:
     """Return the parsed header, or None if it is invalid.
 
-    It is checked in full because a matching hash does not prove that calibrd wrote it.
+    A matching hash does not prove that calibrd wrote it, so it is checked in full.
     """
     try:
         header = json.loads(text)
@@ -219,7 +219,7 @@ def _arrays(described: dict[str, Any], payload: memoryview) -> dict[str, NDArray
         array = np.frombuffer(raw, one["dtype"]).reshape(one["shape"])
         if not np.isfinite(array).all():
             raise ArchiveError(
-                "wrong_fields", f"the array {name!r} holds values that are not finite"
+                "wrong_fields", f"the array {name!r} contains NaN or infinite values"
             )
         arrays[name] = array.astype(array.dtype.newbyteorder("="))
         arrays[name].flags.writeable = False

@@ -1,4 +1,4 @@
-"""Convert array-like input to plain arrays, or raise an error that states the rule it breaks."""
+"""Convert array-like input to plain arrays; raise a specific error if it is invalid."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _refuse_masked(array: NDArray[Any], name: str) -> None:
 
 
 def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
-    """Return the labels (n,) as class indices; raise unless every row has one."""
+    """Return labels as class indices (n,); raise unless every row has a valid one."""
     try:
         array = np.asanyarray(labels)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -60,7 +60,8 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
     if array.ndim != 1:
         raise DataError(
             "bad_label_shape",
-            f"labels must have shape (n,), got {array.shape}; for one-hot rows pass argmax(axis=1)",
+            f"labels must have shape (n,), got {array.shape}; "
+            "for one-hot rows, pass argmax(axis=1)",
         )
     if len(array) != rows:
         raise DataError("length_mismatch", f"logits have {rows} rows but labels have {len(array)}")
@@ -78,22 +79,22 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
         if (least, most) == (1, classes):
             rule += " (labels start at 1: subtract 1)"
         elif classes == 2 and (array[outside] == -1).all():
-            rule += " (for labels of -1 and 1 pass (labels > 0).astype(int))"
+            rule += " (for labels -1 and 1, pass (labels > 0).astype(int))"
     reject_rows(outside, "label_out_of_range", rule)
     return array.astype(np.int64)
 
 
 def _remedy(labels: NDArray[Any]) -> str:
-    """Return how to turn labels of another type into integers; empty if that is not obvious."""
+    """Return advice on converting labels to integers; empty if there is no obvious way."""
     if labels.dtype.kind in "UOST":
-        return ": for class names pass np.searchsorted(model.classes_, labels)"
+        return ": for class names, pass np.searchsorted(model.classes_, labels)"
     if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
         return ": pass labels.astype(int)"
     return ""
 
 
 def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return ``correct`` as booleans; raise unless ``scores`` has the same shape (n,)."""
+    """Return ``correct`` as booleans; raise unless it and ``scores`` have shape (n,)."""
     hits: NDArray[np.generic] = np.asarray(correct)
     if scores.ndim != 1 or hits.shape != scores.shape:
         raise DataError(
@@ -107,7 +108,7 @@ def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
+    """Raise a DataError with the number of invalid rows and the first one, if there are any."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)
@@ -142,5 +143,5 @@ def check_labelled(logits: Floats) -> None:
     reject_rows(
         np.isneginf(logits),
         "label_on_minus_infinity",
-        "the logit of the label must not be -inf: the model calls the true class impossible",
+        "the logit of the label must not be -inf: the model rules out the true class",
     )

@@ -1,4 +1,4 @@
-"""Exponential backoff, for all retries of the SDK and the service."""
+"""Exponential backoff for retries in the SDK and the service."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class Backoff:
         return random.uniform(seconds * (1 - self._jitter), seconds)  # noqa: S311 - no secret
 
     def reset(self) -> None:
-        """Start again with the first pause; call this after a success."""
+        """Return to the first pause; call this after a success."""
         self._next = self._first

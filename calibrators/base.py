@@ -1,4 +1,4 @@
-"""Base classes of all methods: the recipe (Calibrator), which is fitted, and the map it yields.
+"""Base classes of all methods: the recipe (``Calibrator``) and the map that its fit returns.
 
 Both are frozen dataclasses. A recipe's fields are its hyper-parameters; a map's fields are plain
 numbers, strings and arrays. Checks, JSON schemas, storage, documentation and the contract tests are
@@ -56,14 +56,14 @@ class CalibrationMap(ABC):
     """An immutable fitted map; applying it needs only numpy.
 
     ``k`` is the number of classes and ``kind`` the kind of input that the map was fitted on; other
-    input is refused. ``fit_info`` is plain JSON that describes the fit, including its warnings.
-    ``keeps_class`` says whether the predicted class always keeps the largest probability; a map
-    class for which this varies from map to map sets it to None. ``has_segments`` says whether the
-    map takes segments, ``has_features`` whether it needs features, and ``has_interval`` whether it
-    has a credible band. ``complexity`` ranks methods by the size of their maps: if two methods tie,
-    the less complex one is recommended. ``floor``, ``rounding``, ``ratio`` and ``kept`` define what
-    replaces a probability of zero (see calibrators.rounding.Zeros); this cannot be inferred from a
-    single row.
+    input is rejected. ``fit_info`` is plain JSON that describes the fit, including its warnings.
+    ``keeps_class`` is True if calibration never changes the predicted class, and None if this
+    depends on the individual map. ``has_segments`` says whether the map takes segments,
+    ``has_features`` whether it needs features, and ``has_interval`` whether it has a credible band.
+    ``complexity`` ranks methods by the size of their maps: if two methods tie, the less complex one
+    is recommended. ``floor``, ``rounding``, ``ratio`` and ``kept`` define what replaces a
+    probability of zero (see calibrators.rounding.Zeros), which cannot be inferred from a single
+    row.
     """
 
     method: ClassVar[str]
@@ -87,7 +87,7 @@ class CalibrationMap(ABC):
             cls.__repr__ = CalibrationMap.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return the map with its numbers, and with the shapes of its arrays."""
+        """Return the map's numbers and strings, and the shapes of its arrays."""
         shown = []
         for one in fields(self):
             value = getattr(self, one.name)
@@ -132,8 +132,8 @@ class CalibrationMap(ABC):
         ``values`` must be of the kind that the map was fitted on. Rows sum to 1, and float32 input
         gives float32 output. A binary map takes (n,), (n, 1) or (n, 2) and returns (n, 2).
         ``segments`` (n,) names the segment of each row, if the map has segments. ``features``
-        (n, d) are required if the map has features. Warns if all rows of logits look like
-        probabilities.
+        (n, d) are required if the map has features. A warning is issued if all rows of logits look
+        like probabilities.
         """
         logits = self._logits_of(values)
         if self.kind == "logits":
@@ -186,8 +186,8 @@ class CalibrationMap(ABC):
         if not self.has_interval:
             raise DataError(
                 "no_interval",
-                f"a map of the method {self.method!r} has no credible interval: fit 'additive', or "
-                "'auto', which uses 'additive' for 20 rows or more",
+                f"this {self.method!r} map has no credible interval: fit 'additive', or 'auto', "
+                "which uses 'additive' for 20 rows or more",
             )
         check_level(level)
 
@@ -211,11 +211,11 @@ class CalibrationMap(ABC):
 
     @property
     def row_cost(self) -> int:
-        """Approximate number of values computed per row in addition to its logits."""
+        """Approximate number of values computed per row, besides its logits."""
         return 0
 
     def segment_scales(self, names: ArrayLike) -> Floats:
-        """Return the factor (n,) by which the calibrated logits of each segment are multiplied."""
+        """Return the factors (n,) that multiply the calibrated logits of the named segments."""
         return self._segment_scales(Segments.of(names, most=None))
 
     def with_info(self, **info: Any) -> Self:
@@ -226,9 +226,9 @@ class CalibrationMap(ABC):
     def made_by(self) -> frozenset[str]:
         """The methods whose fit may return this map.
 
-        These are the map's own method, the method that chose it, and the method that fell back to
-        it; only temperature scaling serves as a fallback. Types are checked because the
-        ``fit_info`` of an untrusted map may contain anything.
+        These are the map's own method, the method that chose it and, for a temperature map, the
+        method that fell back to it. Types are checked because the ``fit_info`` of an untrusted map
+        may contain anything.
         """
         names = [self.method, self.fit_info.get("chosen_by")]
         match self.fit_info.get("fallback"):
@@ -237,11 +237,11 @@ class CalibrationMap(ABC):
         return frozenset(name for name in names if isinstance(name, str))
 
     def unknown_note(self, segments: Segments) -> str | None:
-        """Return an ASCII note on the rows in segments that the map does not know, or None."""
+        """Return an ASCII note about rows in segments unknown to the map, or None."""
         return None
 
     def read(self, values: ArrayLike) -> tuple[Floats, Clipped | None]:
-        """Return values as logits (n, k), and an account of changes made to probabilities."""
+        """Return values as logits (n, k), and a summary of the changes to probabilities."""
         clipped = None
         if self.kind == "probabilities":
             array = two_columns(values)
@@ -254,7 +254,7 @@ class CalibrationMap(ABC):
 
     @property
     def zeros(self) -> Zeros:
-        """The rule by which probabilities of zero are replaced."""
+        """The rule for replacing probabilities of zero."""
         return Zeros(self.floor, self.rounding, self.ratio, self.kept)
 
     def _logits_of(self, values: ArrayLike) -> Floats:
@@ -282,14 +282,14 @@ class CalibrationMap(ABC):
 
     @abstractmethod
     def _transform(self, logits: Floats) -> Floats:
-        """Return the calibrated logits of ``logits`` (n, k), whose shape has been checked."""
+        """Return the calibrated logits for ``logits`` (n, k), whose shape has been checked."""
 
     def _transform_with(self, logits: Floats, features: ArrayLike | None) -> Floats:
         """Return the calibrated logits; raise if features are passed to a map that takes none."""
         if features is not None:
             raise DataError(
                 "no_features",
-                f"this map of the method {self.method!r} takes no features: leave them out",
+                f"this {self.method!r} map takes no features: leave them out",
             )
         return self._transform(logits)
 
@@ -299,7 +299,7 @@ class CalibrationMap(ABC):
     def _softmax(self, transformed: Floats, scales: Floats | None = None) -> Floats:
         """Return the softmax of ``transformed * scales``; raise MapError if it is not finite.
 
-        Only the map can be the cause, since ``_transform`` refuses input that is not finite.
+        Only the map can be the cause, since ``_transform`` rejects non-finite input.
         """
         try:
             return softmax(transformed, scales)
@@ -307,22 +307,20 @@ class CalibrationMap(ABC):
             raise MapError(error.rows or 0, error.first or 0) from error
 
     def _segment_scales(self, segments: Segments, dtype: DTypeLike = np.float64) -> Floats:
-        """Return the factor (n,) by which the calibrated logits of each row are multiplied."""
+        """Return the factors (n,) that multiply the calibrated logits of the rows."""
         raise DataError(
             "no_segments",
-            f"this map of the method {self.method!r} has no segments: leave them out, or "
+            f"this {self.method!r} map has no segments: leave them out, or "
             "fit the method 'segmented'",
         )
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
         """Add the map's transform of the tensor ``logits`` to a graph; return the output's name."""
-        raise ExportError(
-            "not_exportable", f"maps of the method {self.method!r} cannot be exported to ONNX"
-        )
+        raise ExportError("not_exportable", f"{self.method!r} maps cannot be exported to ONNX")
 
 
 class TemperatureTypeMap(CalibrationMap):
-    """``softmax(logits / T)``, with one temperature T for all rows or a temperature for each row.
+    """``softmax(logits / T)``, with a temperature T that is shared by all rows or set per row.
 
     Dividing by T cannot change the order of the classes, so the predicted class keeps the largest
     probability.
@@ -374,7 +372,7 @@ class Calibrator(ABC):
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
     for_comparison: ClassVar[bool] = False
-    """True for methods that only reproduce a paper: `auto` tries them only if they are named."""
+    """True for methods that only reproduce a paper: `auto` tries them only if named explicitly."""
     needs_features: ClassVar[bool] = False
     needs_head: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25
@@ -386,12 +384,12 @@ class Calibrator(ABC):
 
     @property
     def method_needing_segments(self) -> str | None:
-        """Name of the method that needs the segment of each row; None if none does."""
+        """Name of the method that needs segments; None if none does."""
         return self.name if self.needs_segments else None
 
     @property
     def method_needing_features(self) -> str | None:
-        """Name of the method that needs the features of each row; None if none does."""
+        """Name of the method that needs features; None if none does."""
         return self.name if self.needs_features else None
 
     @property
@@ -400,7 +398,7 @@ class Calibrator(ABC):
         return self.name if self.needs_head else None
 
     def feature_bytes(self, n: int, d: int) -> int:
-        """Estimate the memory that n rows of d features need in addition to ``memory_bytes``."""
+        """Estimate the memory for n rows of d features, in addition to ``memory_bytes``."""
         return 0
 
     def memory_bytes(self, n: int, k: int) -> int:
@@ -422,10 +420,10 @@ class Calibrator(ABC):
     ) -> CalibrationMap:
         """Fit on ``data`` and return the map.
 
-        The same data and recipe give the same map; on a GPU, up to rounding. ``device`` is where
-        fits that use torch run, such as "cpu", "cuda" or "cuda:1". ``progress(step, total, loss)``
-        is called during the fit. If ``cancel()`` returns True, the fit stops and raises
-        FitCancelled. Warnings are issued, and also stored in the map's ``fit_info``.
+        The same data and recipe give the same map, up to rounding on a GPU. ``device`` is "cpu",
+        "cuda" or, for example, "cuda:1"; it only affects methods that use torch. The fit calls
+        ``progress(step, total, loss)``, and stops with FitCancelled once ``cancel()`` returns True.
+        Warnings are issued, and also stored in the map's ``fit_info``.
         """
         context = FitContext(device, progress, cancel)
         fitted = self.fit_in(data, context)
@@ -433,7 +431,7 @@ class Calibrator(ABC):
         return fitted
 
     def fit_in(self, data: CalibrationSet, context: FitContext) -> CalibrationMap:
-        """Fit on ``data`` as part of the fit that ``context`` belongs to, and return the map."""
+        """Fit on ``data`` within the fit that ``context`` belongs to, and return the map."""
         if not isinstance(data, CalibrationSet):
             raise FitError(
                 "not_a_calibration_set",
@@ -466,7 +464,7 @@ class Calibrator(ABC):
         return fitted.with_info(**info)
 
     def _check_features(self, data: CalibrationSet) -> None:
-        """Raise if the set lacks features or a head that the recipe needs."""
+        """Raise if the recipe needs features or a head that the set lacks."""
         if self.method_needing_features and data.features is None:
             raise FitError(
                 "missing_features",

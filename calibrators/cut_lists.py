@@ -1,7 +1,7 @@
-"""Estimation of the probabilities that are missing from lists truncated to their top classes.
+"""Estimate the probabilities missing from lists that were truncated to their top classes.
 
-Services often return only the five most probable of many classes, divided by their sum; all other
-classes have a probability of zero. The labels show how often one of these others is correct.
+Services often return only the five most probable of many classes, divided by their sum, and a
+probability of zero for all others. The labels show how often one of these others is correct.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RATIOS = (1e-12, 0.9)
 def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
     """Return ``zeros``, with ``ratio`` and ``kept`` set if the rows (n, k) are cut lists.
 
-    Two conditions must hold. Every row has zeros; and replacing a zero by ``ratio`` times the
-    smallest positive value of its row makes the labels at least ``e^3`` times as likely as
-    replacing it by the value that ``zeros`` gives, each at its best temperature.
+    Two conditions must hold. First, every row has zeros. Second, replacing a zero by ``ratio``
+    times the smallest positive value of its row makes the labels at least ``e^3`` times as likely
+    as replacing it by the value from ``zeros``, each at its best temperature.
     """
     n, k = probabilities.shape
     if not (probabilities[np.arange(n), labels] <= 0).any():
@@ -53,7 +53,7 @@ def find_cut(zeros: Zeros, probabilities: Floats, labels: Labels) -> Zeros:
 class _Tails:
     """Likelihood of labels under ``p^beta``, where all zeros of a row form one outcome.
 
-    A zero has the weight ``z^beta e^gamma``, where z is the value given by ``zeros`` and beta is
+    A zero has weight ``z^beta e^gamma``, where z is the value from ``zeros`` and beta is
     1 / temperature. The log likelihood is concave in beta and gamma.
     """
 
@@ -114,13 +114,13 @@ class _Tails:
 
 
 def _outcomes(zeros: Zeros, rows: Floats, labels: Labels, kept: int) -> tuple[Floats, ...]:
-    """Return the possible outcomes of each row, and which of them is its label, as four arrays.
+    """Return the possible outcomes of each row and the outcome of its label, as four arrays.
 
     1. The logarithms (n, kept + 1) of the ``kept`` largest values and of the row's zeros, relative
        to the largest value.
     2. The number of classes (n, kept + 1) that have each of these values.
     3. The logarithm (n,) of the label's value.
-    4. Whether the label's value (n,) is a zero.
+    4. True where the label's value is a zero (n,).
     """
     index, k = np.arange(len(rows)), rows.shape[1]
     is_zero = rows <= 0

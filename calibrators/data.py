@@ -57,10 +57,10 @@ class Source(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """How probabilities were changed before their logarithms were taken.
+    """Summary of the changes to probabilities before their logarithms were taken.
 
     ``raised`` is the number of zeros that were raised, ``normalised`` the number of rows that did
-    not sum to 1, and ``zeros`` defines what replaces a zero.
+    not sum to 1, and ``zeros`` the rule for replacing zeros.
     """
 
     raised: int
@@ -76,7 +76,7 @@ class Clipped(NamedTuple):
         if self.zeros.rounding:
             parts.append(
                 f"all probabilities are multiples of {self.zeros.rounding:g}, so they are treated "
-                "as rounded, even if they are counted votes, as in a forest"
+                "as rounded, even if they are vote shares, as from a random forest"
             )
         if self.zeros.ratio:
             kept = self.zeros.kept
@@ -85,7 +85,7 @@ class Clipped(NamedTuple):
 
     def _level(self) -> str:
         if self.zeros.ratio:
-            return f"{self.zeros.ratio:.2g} times the smallest positive value of their row"
+            return f"{self.zeros.ratio:.2g} times the smallest positive value in their row"
         return f"about {self.zeros.floor:.2g}"
 
 
@@ -95,18 +95,17 @@ class CalibrationSet:
 
     Logits are float32 or float64; float16 and integers are widened. The logits of a binary model
     may be a single column, (n,) or (n, 1): the logit of class 1, stored as the two columns
-    ``[0, logit]``. Use ``from_probabilities`` for probabilities; the kind is never guessed. A
-    logit may be ``-inf`` unless it is that of the row's label. The logits are shared, not copied,
-    and never modified. ``segments`` (n,), if given, names the segment of each row. ``features``
-    (n, d), if given, are the input to the model's last layer, and ``head`` is the (weight, bias) of
-    that layer.
+    ``[0, logit]``. Use ``from_probabilities`` for probabilities; the kind is never guessed. Logits
+    may be ``-inf``, except for the row's label. They are shared, not copied, and never modified.
+    ``segments`` (n,), if given, names the segment of each row. ``features`` (n, d), if given, are
+    the inputs to the model's last layer, and ``head`` is that layer's (weight, bias).
 
     >>> data = CalibrationSet([[2.0, 0.5, -1.0], [0.1, 0.3, 0.2]], [0, 2])
     >>> data.n, data.k, data.kind
     (2, 3, 'logits')
     >>> CalibrationSet([[2.0, 0.5], [0.1, float("nan")]], [0, 1])
     Traceback (most recent call last):
-    calibrators.errors.DataError: logits must not be NaN (1 row breaks this rule, first row 1)
+    calibrators.errors.DataError: logits must not be NaN (1 invalid row, first row 1)
     """
 
     logits: Floats
@@ -148,15 +147,15 @@ class CalibrationSet:
 
         Their logarithms serve as logits. ``rounding`` is the step that the probabilities were
         rounded to, such as 0.01, or 0 if they were not rounded. If it is None, the step is detected
-        from the values, provided that all of them are multiples of a decimal step.
+        if all values are multiples of a decimal step.
 
         Zeros are replaced by positive values. A zero among rounded probabilities stands for a value
         below half a step (see ``calibrators.rounding.Zeros``); rounded rows need to sum to 1
         only up to rounding, and are normalised. The labels reveal whether zeros come from lists
         that were cut to their top classes and divided by their sum (see
         ``calibrators.cut_lists.find_cut``). Other zeros are raised to half of the smallest
-        positive value. All changes are counted in ``clipped`` and, if ``warn`` is True, in a
-        ClippedProbabilities warning.
+        positive value. ``clipped`` counts the changes; if ``warn`` is True, a ClippedProbabilities
+        warning reports them.
 
         >>> CalibrationSet.from_probabilities([0.9, 0.2], [1, 0]).k
         2
@@ -239,7 +238,7 @@ class CalibrationSet:
 
     @property
     def is_surely_probabilities(self) -> bool:
-        """Whether rows of logits sum to 1, too many of them for that to be chance."""
+        """True if the rows of logits sum to 1, and there are too many for that to be chance."""
         return (
             self.n >= ROWS_TO_JUDGE and not self.is_single and self.probabilities_note is not None
         )
@@ -253,11 +252,11 @@ class CalibrationSet:
 
     @property
     def is_single(self) -> bool:
-        """Whether the logits were given as a single column, that of class 1."""
+        """True if the logits were given as a single column, the logit of class 1."""
         return is_single_column(self.logits)
 
     def with_logits(self, logits: Floats) -> CalibrationSet:
-        """Return a set with the same labels and other logits (n, k), which are checked."""
+        """Return a set with the same labels and other logits (n, k), after checking them."""
         new = CalibrationSet.__new__(CalibrationSet)
         new._check_in(logits, self.labels, None, self.kind)
         return new
@@ -271,13 +270,13 @@ class CalibrationSet:
     def with_features(
         self, features: ArrayLike | Features | None, head: HeadLike = None
     ) -> CalibrationSet:
-        """Return a set with the same rows and the given features, or none if they are None."""
+        """Return a set with the same rows and the given features; None removes the features."""
         new = copy(self)
         new._check_features_in(features, head)
         return new
 
     def take(self, rows: NDArray[np.intp]) -> CalibrationSet:
-        """Return a set of the chosen rows; its ``clipped`` is None."""
+        """Return the chosen rows as a set, with ``clipped`` reset to None."""
         labels = self.labels[rows]
         if labels.ndim != 1 or not labels.size:
             raise DataError("empty", "rows must be a one-dimensional index of at least one row")
@@ -322,14 +321,15 @@ class CalibrationSet:
         """Return each row's fold, 0..count-1, stratified by label; sizes differ by at most 1."""
         if not isinstance(count, int) or not 2 <= count <= self.n:
             raise DataError(
-                "too_few_rows", f"count must lie between 2 and the {self.n} rows, got {count}"
+                "too_few_rows",
+                f"count must lie between 2 and the number of rows ({self.n}), got {count}",
             )
         return self._stratified_places(seed) % count
 
     def _stratified_places(self, seed: int) -> NDArray[np.intp]:
         """Return a position 0..n-1 for every row: class by class, shuffled within each class.
 
-        Classes are ordered by their first shuffled row, so class numbers do not matter.
+        Classes are ordered by their first shuffled row, so renumbering them changes nothing.
         """
         shuffled = np.random.default_rng(seed).permutation(self.n)
         _, first, code = np.unique(self.labels[shuffled], return_index=True, return_inverse=True)
@@ -348,7 +348,7 @@ def as_logits(values: ArrayLike) -> Floats:
 
 
 def two_columns(probabilities: ArrayLike) -> Floats:
-    """Return checked probabilities (n, k); a single column, that of class 1, becomes two."""
+    """Return checked probabilities (n, k); a single column (class 1) becomes two."""
     array = as_floats(probabilities, "probabilities")
     inside = (array >= 0) & (array <= 1 + 1e-6)
     reject_rows(
@@ -376,9 +376,9 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
     """Return the distance of each row's sum from 1 (n,); raise if rounding cannot explain it."""
     k = array.shape[1]
     off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
-    rule = "the probabilities of a row must sum to 1"
+    rule = "the probabilities of each row must sum to 1"
     if k > 2:
-        rule += "; if a row has only its top classes, spread the missing probability over its zeros"
+        rule += "; if rows list only their top classes, spread the missing probability over zeros"
     reject_rows(off > zeros.sum_tolerance(k, SUM_TOLERANCE), "rows_do_not_sum_to_one", rule)
     return np.asarray(off)
 
@@ -386,7 +386,7 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
 def log_probabilities(array: Floats, zeros: Zeros) -> tuple[Floats, Clipped]:
     """Return the logarithms of probabilities (n, k) from ``two_columns``, and a summary of changes.
 
-    ``zeros`` defines what replaces a zero. Rows are not divided by their sums, because adding a
+    ``zeros`` is the rule for replacing zeros. Rows are not divided by their sums, because adding a
     constant to a row of logits does not change its probabilities.
     """
     return _filled_logs(array, zeros, _check_sums(array, zeros))
@@ -416,8 +416,8 @@ def warn_if_probabilities(logits: Floats) -> None:
 def warn_if_applied_to_probabilities(logits: Floats) -> None:
     """Warn if logits (n, k) that a map is applied to look like probabilities.
 
-    Few rows could do so by chance if they only had to sum to 1 within rounding, or if they were
-    single numbers.
+    A few rows can look like probabilities by chance: their sums must then be 1 almost exactly, and
+    a few single logits never trigger the warning.
     """
     if logits[0].min() < 0 or logits[0].max() > 1:  # nearly all calls end here
         return
@@ -436,7 +436,7 @@ def warn_if_applied_to_probabilities(logits: Floats) -> None:
 
 
 def is_single_column(logits: Floats) -> bool:
-    """Return whether logits (n, k) were made from a single column, the logit of class 1."""
+    """Return whether logits (n, k) were created from a single column, the logit of class 1."""
     return bool(logits.shape[1] == 2 and not logits[:, 0].any() and logits[:, 1].any())
 
 
@@ -456,7 +456,7 @@ def probabilities_note(logits: Floats) -> str | None:
 
 
 def _broken_rule(logits: Floats) -> str | None:
-    """Return what shows that logits, (n, k) or (n, 1), are probabilities, or None."""
+    """Return a phrase that says why logits, (n, k) or (n, 1), look like probabilities, or None."""
     is_single = logits.shape[1] == 1
     step = 4096
     for start in range(0, len(logits), step):

@@ -1,20 +1,20 @@
 """Errors and warnings of this package.
 
 CalibrationError
-├── DataError          (ValueError)  the input breaks a rule; states how many rows, and the first
-├── ParameterError     (ValueError)  a field of a recipe breaks its constraint
+├── DataError          (ValueError)  invalid input, with the number of invalid rows and the first
+├── ParameterError     (ValueError)  an invalid parameter, such as a field of a recipe
 ├── FitError                         a fit is not possible
 │   └── FitCancelled                 the caller cancelled the fit
-├── MapError                         a map that yields probabilities that are not finite
+├── MapError                         a map yields probabilities that are not finite
 ├── ArchiveError       (ValueError)  bytes that are not an intact calibrd archive
-└── ExportError                      a map that cannot be exported, or whose export differs
+└── ExportError                      a map cannot be exported, or its export differs
 
 CalibrationWarning     (UserWarning)
-├── LooksLikeProbabilities           logits whose rows are in [0, 1] and sum to 1
+├── LooksLikeProbabilities           logits whose rows lie in [0, 1] and sum to 1
 ├── ClippedProbabilities             zeros were raised, or rows were normalised
 ├── BoundarySolution                 the best temperature lies at or beyond its bound
 ├── FlatLogits                       the logits do not distinguish the classes
-├── FellBack                         a method returned the map of temperature scaling instead
+├── FellBack                         a method fell back to temperature scaling
 ├── NotConverged                     a fit made the objective worse, or missed its tolerance
 ├── SmallSample                      too few rows for the requested method
 ├── OutOfTime                        a search used up its time budget before trying all candidates
@@ -54,27 +54,27 @@ class CalibrationError(Exception):
 
     @property
     def hint(self) -> str:
-        """What a Python program can do about the error; empty if there is no hint."""
+        """Advice for Python programs on how to fix the error; empty if there is none."""
         return hint_of(self.code)
 
 
 class DataError(CalibrationError, ValueError):
-    """The input breaks ``rule`` in ``rows`` rows; ``first`` is the index of the first of them."""
+    """Invalid input: ``rows`` rows violate ``rule``, the first of them at index ``first``."""
 
     def __init__(
         self, code: str, message: str, *, rows: int | None = None, first: int | None = None
     ) -> None:
         self.rule = message
         if rows is not None:
-            noun = "row breaks" if rows == 1 else "rows break"
-            message = f"{message} ({rows} {noun} this rule, first row {first})"
+            noun = "row" if rows == 1 else "rows"
+            message = f"{message} ({rows} invalid {noun}, first row {first})"
         super().__init__(code, message)
         self.rows = rows
         self.first = first
 
 
 class ParameterError(CalibrationError, ValueError):
-    """A field of a recipe breaks its constraint."""
+    """An invalid parameter, such as a field of a recipe."""
 
 
 class FitError(CalibrationError):
@@ -85,17 +85,17 @@ class FitCancelled(FitError):
     """The caller cancelled the fit."""
 
     def __init__(self) -> None:
-        super().__init__("cancelled", "the fit was cancelled by its caller")
+        super().__init__("cancelled", "the fit was cancelled by the caller")
 
 
 class MapError(CalibrationError):
-    """A map yields probabilities that are not finite, as its parameters are out of range."""
+    """A map yields probabilities that are not finite, because its parameters are out of range."""
 
     def __init__(self, rows: int, first: int) -> None:
         noun = "row" if rows == 1 else "rows"
         super().__init__(
             "not_finite_probabilities",
-            f"the map gives probabilities that are not finite for {rows} {noun}, first row "
+            f"the map yields probabilities that are not finite for {rows} {noun}, first row "
             f"{first}: its parameters are out of range, so fit it again",
         )
 
@@ -105,11 +105,11 @@ class ArchiveError(CalibrationError, ValueError):
 
 
 class ExportError(CalibrationError):
-    """A map that cannot be exported, or whose export does not agree with it."""
+    """A map cannot be exported, or its export does not agree with it."""
 
 
 class CalibrationWarning(UserWarning):
-    """Base class of all warnings of this package."""
+    """Base class for all warnings issued by this package."""
 
     code: ClassVar[str] = "warning"
 
@@ -139,7 +139,7 @@ class FlatLogits(CalibrationWarning):
 
 
 class FellBack(CalibrationWarning):
-    """A method could not be fitted and returned the map of temperature scaling instead."""
+    """A method could not be fitted and returned a temperature map instead."""
 
     code = "fell_back"
 
@@ -169,7 +169,7 @@ class UnknownSegments(CalibrationWarning):
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Issue a warning that points at the caller's line outside these packages."""
+    """Issue a warning that points to the caller's line outside these packages."""
     level, frame = 1, sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in PACKAGES:
         level, frame = level + 1, frame.f_back

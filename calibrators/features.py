@@ -1,4 +1,4 @@
-"""Features of a sample: each row's input to the model's last layer, and that layer itself."""
+"""Features of a sample, as input to the model's last layer, and the weights of that layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Head:
 
     @classmethod
     def of(cls, head: Head | tuple[ArrayLike, ArrayLike | None], *, classes: int) -> Head:
-        """Build a checked head from its weight and its bias, which may be None."""
+        """Build a checked head from its weight and bias; the bias may be None."""
         if isinstance(head, Head):
             head = (head.weight, head.bias)
         if not isinstance(head, tuple) or len(head) != 2:
@@ -49,7 +49,7 @@ class Head:
             weight = np.concatenate([np.zeros_like(weight), weight])
             bias = np.concatenate([np.zeros_like(bias), bias])
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-            raise DataError("bad_head", "weight and bias of the head must be finite")
+            raise DataError("bad_head", "the weight and bias of the head must be finite")
         return cls(_fixed(weight), _fixed(bias))
 
     @property
@@ -60,7 +60,7 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features (n, d) in float16, float32 or float64, and the model's head if it is known.
+    """Features (n, d) in float16, float32 or float64, and the model's head if known.
 
     >>> Features.of(np.ones((3, 2), np.float16), rows=3, classes=5).values.dtype
     dtype('float16')
@@ -78,7 +78,7 @@ class Features:
         rows: int,
         classes: int,
     ) -> Features:
-        """Build checked features of ``rows`` rows, with the model's head if it is passed."""
+        """Build checked features for ``rows`` rows, with the model's head if it is passed."""
         if isinstance(values, Features):
             head = values.head if head is None else head
             values = values.values
@@ -112,13 +112,13 @@ def checked_features(
     """Return the checked features of a set; raise if a head is passed without features."""
     if values is None:
         raise DataError(
-            "missing_features", "the head was passed without features: pass features= as well"
+            "missing_features", "head was passed without features: pass features= as well"
         )
     return Features.of(values, head, rows=rows, classes=classes)
 
 
 def as_features(values: ArrayLike, *, rows: int, width: int | None = None) -> Floats:
-    """Return features (n, d) as an array; raise unless there are ``rows`` rows, all finite.
+    """Return features (n, d) as an array; raise unless they hold ``rows`` finite rows.
 
     ``width``, if given, is the number of features per row that a map was fitted on.
     """
@@ -131,7 +131,7 @@ def as_features(values: ArrayLike, *, rows: int, width: int | None = None) -> Fl
 
 
 def check_layout(dtype: np.dtype[Any], shape: tuple[int, ...], *, rows: int) -> None:
-    """Raise if features of this type and shape break a rule."""
+    """Raise if the type or shape of features is invalid."""
     if len(shape) != 2:
         raise DataError("bad_features", f"features must have shape (n, d), got {shape}")
     if dtype.kind != "f" or dtype.itemsize > 8:
@@ -184,7 +184,7 @@ def check_head_dtype(dtype: np.dtype[Any], name: str) -> None:
 
 
 def check_width(width: int, expected: int) -> None:
-    """Raise unless rows have the number of features that a map was fitted on."""
+    """Raise unless ``width`` is the number of features per row that a map was fitted on."""
     if width != expected:
         raise DataError(
             "wrong_features", f"this map was fitted on {expected} features per row, got {width}"

@@ -46,7 +46,7 @@ def keeps_class(method: str) -> bool | None:
 
 
 def get_method(name: str) -> type[Calibrator]:
-    """Return the recipe class of a method; raise an error with a suggestion if it is unknown.
+    """Return the recipe class of a method; if it is unknown, raise an error with a suggestion.
 
     >>> get_method("temprature")
     Traceback (most recent call last):
@@ -60,7 +60,7 @@ def get_method(name: str) -> type[Calibrator]:
 
 
 def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Calibrator:
-    """Build a recipe from a method's name and parameters, as the service and the SDK receive them.
+    """Build a recipe from a method's name and parameters, as passed to the service and the SDK.
 
     ``seed`` is used if the recipe has a parameter of that name and ``params`` does not set it.
     Lists become tuples.
@@ -82,7 +82,7 @@ def make_recipe(method: str, params: Mapping[str, Any], *, seed: int = 0) -> Cal
     values = {name: _frozen(value) for name, value in params.items()}
     if "seed" in known and values.setdefault("seed", seed) != seed and seed != 0:
         raise ParameterError(
-            "two_seeds", "the parameters and the fit have different seeds: pass only one of them"
+            "two_seeds", "the parameters and the fit have different seeds: pass only one"
         )
     return recipe(**values)
 
@@ -94,5 +94,5 @@ def _hint(name: str, known: Collection[str], otherwise: str) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a list as a tuple, as recipes are immutable, and other values unchanged."""
+    """Return a list as a tuple, because recipes are immutable, and other values unchanged."""
     return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Rounded probabilities: detect their step, and estimate the values that became zeros."""
+"""Rounded probabilities: detect their step, and estimate the values that were rounded to zero."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 class Zeros(NamedTuple):
-    """The value that replaces a probability of exactly 0.
+    """The rule for replacing probabilities of exactly 0.
 
-    ``floor`` is the mean of that value. ``rounding`` is the step that the probabilities were
-    rounded to, or 0 if they were not rounded. If they were, a zero may have been any value below
-    half of that step. The cumulative distribution of these values is assumed to be proportional to
-    ``p^a``, with the ``a`` that yields the mean ``floor``. ``ratio`` is positive for lists cut to
-    their ``kept`` largest values: a zero is then replaced by ``ratio`` times the smallest value
-    kept in its row (see ``calibrators.cut_lists``).
+    ``floor`` is the mean replacement. ``rounding`` is the step that the probabilities were rounded
+    to, or 0 if they were not rounded. If they were, a zero may have been any value below half a
+    step. The cumulative distribution of these values is assumed to be proportional to ``p^a``, with
+    ``a`` chosen to give the mean ``floor``. ``ratio`` is positive for lists cut to their ``kept``
+    largest values: a zero is then replaced by ``ratio`` times the smallest value kept in its row
+    (see ``calibrators.cut_lists``).
     """
 
     floor: float = 0.0
@@ -40,14 +40,14 @@ class Zeros(NamedTuple):
 
     @classmethod
     def of(cls, probabilities: Floats, rounding: float) -> Zeros:
-        """Estimate the values that became zeros in probabilities (n, k).
+        """Estimate the rule for the zeros in probabilities (n, k).
 
-        ``rounding`` is 0 for probabilities that were not rounded; their ``floor`` is half of the
-        smallest positive value. For rounded values, ``a`` follows from the number of zeros and the
-        number of values of one step: among the values below one and a half steps, the share below
-        half a step is ``3^-a``. One zero and two values of one step are added, so that ``a`` is 1
-        without data. With many classes the resulting mean is too low; it is therefore raised to
-        the average probability that the other values of a row leave to its zeros.
+        ``rounding`` is 0 for probabilities that were not rounded; their ``floor`` is half the
+        smallest positive value. For rounded values, ``a`` follows from the numbers of zeros and of
+        values equal to one step: among the values below one and a half steps, the share below half
+        a step is ``3^-a``. One zero and two values of one step are added, so that ``a`` is 1
+        without data. With many classes, the resulting mean is too low; it is therefore raised to
+        the average probability that the other values of a row leave for its zeros.
         """
         if rounding == 0:
             return cls(max(_smallest_positive(probabilities) / 2, TINY))
@@ -63,7 +63,7 @@ class Zeros(NamedTuple):
         return cls(min(mean, HIGHEST_FLOOR * rounding), rounding)
 
     def sum_tolerance(self, k: int, least: float) -> float:
-        """Return how far the sum of a row of ``k`` classes may be from 1, at least ``least``.
+        """Return the tolerance for the sum of a row of ``k`` classes, at least ``least``.
 
         Sums of rounded values differ from 1 by whole steps, and by less than half a step per class.
         """
@@ -72,11 +72,11 @@ class Zeros(NamedTuple):
     def restored(self, rows: Floats, is_zero: Floats) -> Floats:
         """Return rows (n, k) in float64, with zeros replaced by estimates of their true values.
 
-        The error of a rounded entry has the variance ``step^2 / 12``. Zeros have a prior mean and
-        variance; half of the variance is common to the zeros of a row, since they are smaller in
+        The error of a rounded entry has variance ``step^2 / 12``. Zeros have a prior mean and
+        variance; half of the variance is shared by the zeros of a row, since they are smaller in
         confident rows. Each entry becomes its mean given that the row sums to 1, clipped to the
-        values that round to it. No zero is replaced by more than half of the row's smallest
-        positive value.
+        values that round to it. No zero is replaced by more than half the row's smallest positive
+        value.
         """
         values = rows.astype(np.float64)
         smallest = np.where(is_zero, 1, values).min(axis=1, keepdims=True)
@@ -108,7 +108,7 @@ class Zeros(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance of the values that were rounded to zero."""
+        """Variance of the values that were rounded to zero."""
         share = 2 * self.floor / self.rounding
         return (self.rounding / 2) ** 2 * share * (1 - share) ** 2 / (2 - share)
 
@@ -131,7 +131,7 @@ class Zeros(NamedTuple):
 
 
 class GridFinder:
-    """Incremental search for the step of which all probabilities are multiples.
+    """Incremental search for a step that divides all probabilities.
 
     Steps have the form ``j / 10^d``, where d is limited by the precision of the float type. Values
     that can be represented exactly in a narrower type are treated as numbers of that type.
@@ -156,7 +156,7 @@ class GridFinder:
 
     @property
     def step(self) -> float:
-        """The step of all values so far; 0 if there is none."""
+        """The common step of all values so far; 0 if there is none."""
         for one in self._candidates:
             if one.fits:
                 step = one.divisor / 10**one.digits
@@ -178,7 +178,7 @@ class GridFinder:
 
 
 class _Decimals:
-    """The number of decimals of values of one float type, and a common divisor of their digits."""
+    """Values in one float type: their number of decimals, and a common divisor of their digits."""
 
     def __init__(self, kind: Any, most: int) -> None:
         self.fits = True
@@ -204,7 +204,7 @@ class _Decimals:
 
 
 def step_of(probabilities: Floats) -> float:
-    """Return the step of which all probabilities (n, k) are multiples; 0 if there is none."""
+    """Return the step that divides all probabilities (n, k); 0 if there is none."""
     finder = GridFinder()
     for block in row_blocks(*probabilities.shape):
         if not finder.is_open:

@@ -1,4 +1,4 @@
-"""Discovery of the classes and instances that the modules of a package define."""
+"""Discovery of the classes and instances defined in the modules of a package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def modules_of(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def classes_of(package: ModuleType, parent: type[Parent]) -> list[type[Parent]]:
-    """Return the concrete subclasses of ``parent`` that the modules of a package define."""
+    """Return the concrete subclasses of ``parent`` defined in the modules of a package."""
     return [
         member
         for module in modules_of(package)

@@ -43,7 +43,7 @@ class Segments:
     ) -> Segments:
         """Build checked segments (n,) from names, or from integers, whose digits become the names.
 
-        ``most`` is the maximum number of names. None means no limit, as when a map is applied.
+        ``most`` is the maximum number of names. None means no limit, as when applying a map.
         """
         array = values.codes if isinstance(values, Segments) else _as_column(values)
         if rows is not None:
@@ -74,7 +74,7 @@ class Segments:
         return np.bincount(self.codes, minlength=len(self.names))
 
     def rows(self, place: int) -> NDArray[np.intp]:
-        """Return the rows of one segment."""
+        """Return the row indices of one segment."""
         return np.flatnonzero(self.codes == place)
 
     def take(self, rows: NDArray[np.intp]) -> Segments:
@@ -109,7 +109,7 @@ class SegmentCoder:
         self._codes.extend(map(self._number, names))
 
     def segments(self) -> Segments:
-        """Return the segments of all rows; raise a DataError if a name breaks the rules."""
+        """Return the segments of all rows; raise a DataError if a name is invalid."""
         names = sorted(self._numbers)
         places = np.empty(len(names), np.int64)
         places[[self._numbers[name] for name in names]] = np.arange(len(names))
@@ -121,7 +121,7 @@ class SegmentCoder:
         return Segments._unchecked(tuple(names), codes)
 
     def _refuse(self, names: list[str]) -> None:
-        """Raise if there are any invalid ``names``; the error counts the rows of all of them."""
+        """Raise unless ``names``, the invalid names, is empty; the error counts all their rows."""
         if names:
             broken = np.isin(
                 np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]
@@ -253,7 +253,7 @@ def is_name(name: str) -> bool:
 
 
 def name_rule(name: str) -> str:
-    r"""Return the rule for segment names, and the name that breaks it.
+    r"""Return the rule for segment names, and the invalid name.
 
     >>> name_rule("web\n").partition(", got ")[2]
     "'web\\n'"

@@ -56,9 +56,9 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
 def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
     """Draw the temperature of a map by margin, above the density of the margins.
 
-    The map must be of temperature type. ``logits`` (n, k) is the input of the map, which may also
-    be probabilities if it was fitted on those. A band spans the temperatures of the middle 80 % of
-    the rows at a margin; it has no width if the temperature only depends on the margin.
+    The map must be a temperature-type map. ``logits`` (n, k) is its input, which consists of
+    probabilities if it was fitted on those. A band spans the temperatures of the middle 80 % of the
+    rows at a margin; it has no width if the temperature depends only on the margin.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> chart = temperature_curve(TemperatureMap(k=2, temperature=1.5), [[0.0, 1.0], [0.0, 3.0]])
@@ -143,7 +143,7 @@ def _third(third: MarginThird, band: Sequence[BandCell]) -> Spec:
 
 
 def _lowest(value: float) -> float:
-    """Return the start of a panel's axes, chosen so that points close to 1 remain distinct."""
+    """Return the start of a panel's axes, chosen to keep points close to 1 distinct."""
     return next((start for start in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5) if start <= value), 0.0)
 
 

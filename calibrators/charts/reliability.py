@@ -39,7 +39,7 @@ def reliability(
     """Draw the accuracy of each bin against its confidence, before and after side by side.
 
     A coloured bar extends from the mean confidence of a bin to its accuracy, whiskers show the
-    interval of the accuracy, and the bars below show the numbers of rows. Empty bins are not drawn.
+    interval of the accuracy, and the bars below show the row counts. Empty bins are not drawn.
     ``titles`` maps the names of sides to titles.
 
     >>> from calibrators.report.report import evaluate
@@ -47,10 +47,10 @@ def reliability(
     >>> len(chart["hconcat"])
     1
     """
-    kind = "equally wide" if binning == "equal_width" else "equal-mass"
+    kind = "equal-width" if binning == "equal_width" else "equal-mass"
     return finished(
         {"hconcat": panels(report, binning, sides, titles), "spacing": 28},
-        f"Reliability diagram with {report.bins} {kind} bins of {report.n} rows",
+        f"Reliability diagram of {report.n} rows in {report.bins} {kind} bins",
     )
 
 
@@ -71,7 +71,7 @@ def panels(
 
 
 def bin_values(bins: tuple[Bin, ...]) -> list[Spec]:
-    """Return the data of the bins that are not empty, with their tooltips."""
+    """Return the data of the non-empty bins, including the values of their tooltips."""
     return [
         {
             "lower": one.lower,

@@ -1,4 +1,4 @@
-"""Draw a chart without a browser and without a network."""
+"""Draw charts without a browser or network access."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def to_png(spec: Spec, scale: float = 2) -> bytes:
 
 def to_html(spec: Spec) -> str:
     """Return a chart as a self-contained page with tooltips (0.9 MB); needs vl-convert."""
-    drawn: str = _converter("a chart with scripts").vegalite_to_html(
+    drawn: str = _converter("an interactive chart").vegalite_to_html(
         spec, vl_version=VERSION, bundle=True
     )
     return drawn
@@ -70,7 +70,7 @@ def _converter(what: str) -> Any:
 
 
 def can_draw(spec: Spec) -> bool:
-    """Return whether a chart is within the subset; other charts are drawn by Vega."""
+    """Return whether ``svg`` can draw a chart; other charts are drawn by Vega."""
     return spec.get("config") == CONFIG and _is_known(spec, WHOLE | PANEL)
 
 

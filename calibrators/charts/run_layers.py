@@ -21,7 +21,7 @@ POINT_OPACITY: Spec = {"condition": {"test": f"datum.total > {FEW}", "value": 0}
 
 
 def lines_of_bins(y: Spec) -> Spec:
-    """Return the layers that draw a line for each bin, with points for the tooltips."""
+    """Return the layers with a line for each bin, and points for tooltips."""
     common = {"x": step(), "y": y, "stroke": _colour_of_bin()}
     picked = {"type": "point", "fields": ["bin"], "on": "pointerover", "clear": "pointerout"}
     line = {
@@ -46,7 +46,7 @@ def lines_of_bins(y: Spec) -> Spec:
 
 
 def _rows_of_bins(*, with_gamma: bool) -> list[Spec]:
-    """Return the transform of steps into one row per bin."""
+    """Return the transform that turns each step into one row per bin."""
     size = f"min(datum.size, {MAX_BINS})"
     columns = {
         "bin": "sequence(datum.size)",
@@ -101,9 +101,9 @@ def _bin_tooltip(*, with_gamma: bool) -> list[Spec]:
 
 
 def lines_of_metrics(fields: Mapping[str, str], axis: str, form: str, *, zero: bool) -> Spec:
-    """Return the layers that draw lines of metrics.
+    """Return the layers with a line for each metric.
 
-    ``fields`` maps display names to metrics; ``form`` is the number format of the tooltip.
+    ``fields`` maps display names to metrics; ``form`` is the number format in tooltips.
     """
     transform = [
         *_thinned(f"ceil(datum.total / {MAX_STEPS})"),
@@ -157,7 +157,7 @@ def _thinned(every: str) -> list[Spec]:
 def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
     """Return the layer that marks partial and unverified steps on the axis.
 
-    ``explained`` are the marks in the legend; without it, there is no legend.
+    ``explained`` holds the marks in the legend; if it is empty, there is no legend.
     """
     return {
         "transform": [
@@ -181,7 +181,7 @@ def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
 
 
 def sessions() -> Spec:
-    """Return the layer that draws a line at each step where a new session begins."""
+    """Return the layer with a line at each step where a new session begins."""
     return {
         "transform": [
             {
@@ -196,7 +196,7 @@ def sessions() -> Spec:
 
 
 def zero_line() -> Spec:
-    """Return the layer that draws the line of perfect calibration."""
+    """Return the layer with the line of perfect calibration."""
     return {
         "data": {"values": [{}]},
         "mark": {"type": "rule", "aria": False, "color": MUTED, "strokeDash": [4, 4]},

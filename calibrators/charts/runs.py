@@ -1,8 +1,7 @@
-"""Charts of a training run: gammas, C - A and the metrics of its steps over time.
+"""Charts of a training run over its steps: gammas, C - A and metrics.
 
 All functions take the steps of a run's history as plain dicts, oldest first. The chart itself
-computes what is drawn from the dataset ``steps``, so a page can update the chart live by replacing
-this dataset.
+derives all marks from the dataset ``steps``, so a page can update it live by replacing the dataset.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ STACKED = {"bottom": {"direction": "vertical", "anchor": "start"}}
 
 
 def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
-    """Return all charts of a run by name, without ``gammas`` if no step has gammas.
+    """Return all charts of a run by name; ``gammas`` is left out if no step has gammas.
 
     >>> list(run_charts([]))
     ['gammas', 'gaps', 'errors', 'nll', 'accuracy']

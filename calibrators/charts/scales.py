@@ -66,7 +66,7 @@ Scale = Linear | Bands
 
 
 def linear_scale(spec: Spec, axis: Spec, values: Sequence[float], pixels: float) -> Linear:
-    """Return a scale by the rules of Vega-Lite for domain, zero, padding and nice."""
+    """Return a scale according to Vega-Lite's rules for domain, zero, padding and nice."""
     if "domain" in spec:
         low, high = (float(one) for one in spec["domain"])
     else:
@@ -108,7 +108,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def tick_step(low: float, high: float, count: int) -> float:
-    """Return the step of 1, 2 or 5 times a power of ten that gives about ``count`` ticks."""
+    """Return the step, 1, 2 or 5 times a power of ten, that gives about ``count`` ticks."""
     raw = max((high - low) / max(1, count), 1e-300)
     power = 10.0 ** math.floor(math.log10(raw))
     error = raw / power
@@ -117,12 +117,12 @@ def tick_step(low: float, high: float, count: int) -> float:
 
 
 def _multiple(times: int, step: float) -> float:
-    """Return a multiple of a step without the digits that are due to floating point."""
+    """Return a multiple of a step without floating-point noise."""
     return float(f"{times * step:.12g}")
 
 
 def number(value: float, form: str | None = None) -> str:
-    """Format a number as charts do; a ``form`` of None means as short as possible.
+    """Format a number for charts, as briefly as possible if ``form`` is None.
 
     >>> number(1234.0, ",d"), number(0.015, ".1%"), number(2.50)
     ('1,234', '1.5%', '2.5')
@@ -133,7 +133,7 @@ def number(value: float, form: str | None = None) -> str:
 
 
 def tick_labels(values: Sequence[float], form: str | None) -> list[str]:
-    """Return the labels of ticks; without a format, all have as many digits as the step needs."""
+    """Return the labels of ticks; without a format, all show the digits that the step needs."""
     step = values[1] - values[0] if len(values) > 1 else 0.0
     if form is None and step > 0 and max(map(abs, values)) < LARGEST_PLAIN:
         digits = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -1,4 +1,4 @@
-"""Shared theme of all charts, and common building blocks."""
+"""Theme and building blocks shared by all charts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def finished(spec: Spec, description: str) -> Spec:
 
 
 def share(field: str, title: str | None, lowest: float = 0.0) -> Spec:
-    """Return the encoding of a share, on an axis from ``lowest`` to 1 for any data."""
+    """Return the encoding of a share, on an axis from ``lowest`` to 1 regardless of the data."""
     digits = 1 if lowest == 0 else 2 if lowest < 0.95 else 3
     axis: Spec = {"title": title, "tickCount": 5, "format": f".{digits}f"}
     return {
@@ -94,7 +94,7 @@ def diagonal(lowest: float = 0.0) -> Spec:
 
 
 def counts(size: tuple[int, int], x: Spec, field: str, tooltip: list[Spec]) -> Spec:
-    """Return a panel, for use below a diagram, with bars from ``lower`` to ``upper`` for counts."""
+    """Return a panel of counts to place below a diagram, with bars from ``lower`` to ``upper``."""
     axis = {"title": "rows", "tickCount": 3, "format": ",d"}
     return {
         "width": size[0],

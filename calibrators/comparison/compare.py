@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
 
 
 def compare(first: JudgedRows, second: JudgedRows) -> Report:
-    """Return the report of the second fit against the first, on the rows common to both.
+    """Return a report on the second fit against the first, on the rows common to both.
 
     The first fit is the report's "before". Metrics that need the probabilities of all classes are
     left out. Raise DataError if the fits have fewer than 100 rows in common.

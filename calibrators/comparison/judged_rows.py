@@ -1,4 +1,4 @@
-"""Judged rows: the scores of the rows that a fit was judged on, in a compact binary format.
+"""Scores of the rows that a fit was judged on, in a compact binary format.
 
     8 bytes   b"calibrj" and the format version
     32 bytes  sha256 of everything after it
@@ -67,9 +67,9 @@ class JudgedRows:
 
     ``data`` is the fingerprint of the dataset that the rows belong to, and ``index`` (n,) holds
     their positions in it, in ascending order. ``fitted_on`` is the fingerprint of the dataset that
-    the map was fitted on, which is the same one unless a separate set was used to judge it.
-    ``judged`` is the number of rows before they were reduced to MAX_ROWS, and ``folds`` the number
-    of fits that judged the rows.
+    the map was fitted on, which is the same unless a separate evaluation set was used. ``judged``
+    is the number of rows before they were reduced to MAX_ROWS, and ``folds`` the number of fits
+    that the rows were judged by.
     """
 
     data: str
@@ -130,7 +130,7 @@ class JudgedRows:
         )
 
     def dump(self) -> bytes:
-        """Return the bytes that ``load`` reads."""
+        """Serialise the rows; ``load`` is the inverse."""
         names = None if self.segments is None else list(self.segments.names)
         header: dict[str, Any] = {name: getattr(self, name) for name in HEADER if name != "rows"}
         text = json.dumps(
@@ -149,7 +149,7 @@ class JudgedRows:
 
     @classmethod
     def load(cls, content: bytes) -> JudgedRows:
-        """Return the rows in ``content``; raise ArchiveError with the reason if it is invalid."""
+        """Return the rows stored in ``content``; raise ArchiveError if it is invalid."""
         header, payload = _open(content)
         names = header["segments"]
         columns: dict[str, Floats] = {}
@@ -199,7 +199,7 @@ def fingerprint(data: CalibrationSet) -> str:
 
 
 def unordered_fingerprint(data: CalibrationSet) -> str:
-    """Return a fingerprint that is the same for the rows in any order, as float32 or float64.
+    """Return a fingerprint that depends neither on row order nor on float32 versus float64.
 
     >>> data = CalibrationSet([[2.0, 0.5], [0.25, 1.0]], [0, 1])
     >>> unordered_fingerprint(data) == unordered_fingerprint(data.take(np.array([1, 0])))
@@ -228,7 +228,7 @@ def fingerprint_of(
 def thinned(index: NDArray[np.intp], most: int) -> NDArray[np.intp]:
     """Return the positions of at most ``most`` rows, chosen by a hash of their index.
 
-    As far as possible, a row that occurs in two sets is kept in both or in neither.
+    A row that occurs in two sets is kept in both or in neither, as far as possible.
 
     >>> thinned(np.array([3, 5, 9]), 5).tolist()
     [0, 1, 2]
@@ -284,7 +284,7 @@ def _open(content: bytes) -> tuple[dict[str, Any], bytes]:
     header = _parsed(text) if len(text) == length <= LONGEST_HEADER else None
     payload = content[PREFIX.size + length :]
     if header is None or len(payload) != header["rows"] * _width(header["segments"]):
-        raise ArchiveError("wrong_length", "the header of the judged rows does not match them")
+        raise ArchiveError("wrong_length", "the judged rows do not match their header")
     return header, payload
 
 
@@ -295,7 +295,7 @@ def _width(names: list[str] | None) -> int:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """Return the parsed header, or None if it is invalid.
 
-    It is checked in full because a matching hash does not prove that calibrd wrote it.
+    A matching hash does not prove that calibrd wrote it, so it is checked in full.
     """
     try:
         header = json.loads(text)
@@ -325,7 +325,7 @@ def _are_names(names: Any) -> bool:
 
 
 def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
-    """Raise unless every value is a possible score."""
+    """Raise unless all values are within their ranges."""
     ranges = {"confidence": (0.0, 1.0), "nll": (0.0, LARGEST_NLL), "brier": (0.0, 2.001)}
     for name, values in columns.items():
         if name == "index":
@@ -338,4 +338,4 @@ def _check(columns: dict[str, Floats], names: list[str] | None) -> None:
             low, high = ranges.get(name.partition("_")[0], (0, 1))
             good = bool(((values >= low) & (values <= high)).all())
         if not good:
-            raise ArchiveError("bad_values", f"{name} of the judged rows contains invalid values")
+            raise ArchiveError("bad_values", f"{name} in the judged rows contains invalid values")

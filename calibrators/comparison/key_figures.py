@@ -1,4 +1,4 @@
-"""The few metrics on which a decision between two maps is based, each with its interval."""
+"""The key metrics for choosing between two maps, each with its interval."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """Position of the recommended candidate (None if there is none) and the reason."""
+    """Position of the recommended candidate, or None, and the reason."""
 
     place: int | None
     reason: str
@@ -55,7 +55,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 
 
 def _objection(report: Report) -> str:
-    """Return why a fit is left out; empty if it is not left out."""
+    """Return why a fit is left out; empty if it is not."""
     if report.verdict is None:
         return "has no verdict"
     if report.verdict in NEEDS_FORCE:

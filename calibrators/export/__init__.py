@@ -1,1 +1,1 @@
-"""Export of maps to formats of other runtimes."""
+"""Export of maps to the formats of other runtimes."""

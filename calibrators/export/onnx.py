@@ -63,7 +63,7 @@ class Graph:
 
 
 def export(fitted: CalibrationMap) -> bytes:
-    """Return a map as the bytes of an ONNX model, which agrees with ``fitted.apply`` to 1e-6.
+    """Return the bytes of an ONNX model that agrees with ``fitted.apply`` to 1e-6.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> len(export(TemperatureMap(k=3, temperature=1.5))) > 100
@@ -99,7 +99,7 @@ def export(fitted: CalibrationMap) -> bytes:
 
 
 def _write_softmax(graph: Builder, logits: str, k: int) -> None:
-    """Add the softmax to the graph; if there are many classes, compute it in doubles."""
+    """Add the softmax to the graph, in double precision if there are many classes."""
     if k < MANY_CLASSES:
         graph.add("Softmax", logits, output="calibrated", axis=1)
         return
@@ -115,7 +115,7 @@ def calibrated_logits(fitted: CalibrationMap, graph: Builder, start: str) -> str
 
 
 def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
-    """Add ``Zeros.filled``, computed in doubles; return the output's name."""
+    """Add ``Zeros.filled`` in double precision; return the output's name."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
 
     def constant(value: float) -> str:
@@ -142,7 +142,7 @@ def _filled(fitted: CalibrationMap, graph: Builder, values: str) -> str:
 
 
 def _unrounded(fitted: CalibrationMap, graph: Builder, wide: str, count: str) -> tuple[str, str]:
-    """Add estimates of the unrounded values and of zeros, as in ``Zeros.restored``."""
+    """Add estimates of the unrounded values and of the zeros, as in ``Zeros.restored``."""
     zeros, axis = fitted.zeros, graph.constant([1], np.int64)
     noise, half_step = zeros.rounding**2 / 12, zeros.rounding / 2
 
@@ -191,12 +191,13 @@ def prove(fitted: CalibrationMap, data: bytes) -> None:
         worst = float(np.maximum(worst, np.abs(actual.astype(np.float64) - expected).max()))
     if not worst <= TOLERANCE:
         raise ExportError(
-            "not_equal", f"onnxruntime differs from the map by {worst:.2g}, more than {TOLERANCE}"
+            "not_equal",
+            f"the export must agree with the map to {TOLERANCE}, but differs by {worst:.2g}",
         )
 
 
 def _session(data: bytes) -> Callable[[dict[str, Any]], NDArray[Any]]:
-    """Return a function that runs a model; errors of onnxruntime are raised as ExportError."""
+    """Return a function that runs a model and raises onnxruntime's errors as ExportError."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

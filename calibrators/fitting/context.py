@@ -21,7 +21,7 @@ class ProgressCallback(Protocol):
 class FitContext:
     """Context of a running fit: device, progress, cancellation and warnings.
 
-    A fit records in ``seconds`` how long its parts took. These times are not part of the map, so
+    A fit records in ``seconds`` how long its parts took. These times are kept out of the map, so
     that the same data give the same map.
     """
 
@@ -33,7 +33,7 @@ class FitContext:
     ) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
             raise FitError(
-                "device_unavailable", f"device must be cpu, cuda or cuda:N, got {device!r}"
+                "device_unavailable", f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}"
             )
         self.device = device
         self.seconds: dict[str, float] = {}
@@ -55,8 +55,8 @@ class FitContext:
     def inner(self, deadline: float = math.inf) -> FitContext:
         """Return a context for a fit within this one, without progress and with its own warnings.
 
-        It is cancelled together with this context, or at ``deadline``, a time of
-        ``time.monotonic()``.
+        It is cancelled together with this context, or at ``deadline`` (on the clock of
+        ``time.monotonic``).
         """
 
         def stop() -> bool:

@@ -1,4 +1,4 @@
-"""Torch devices, checked with readable errors."""
+"""Lookup of torch devices, with readable errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def array_device(name: str) -> str | None:
-    """Return None for the CPU, where fits use numpy, and the name of the torch device otherwise."""
+    """Return None for the CPU, where fits use numpy; otherwise, the name of the torch device."""
     return None if name == "cpu" else str(torch_device(name))
 
 
@@ -30,14 +30,14 @@ def torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise FitError(
             "device_unavailable",
-            f"device must be one of those available here ({', '.join(available_devices())}), "
+            f"device must be available on this machine ({', '.join(available_devices())}), "
             f"got {name!r}",
         ) from error
     return device
 
 
 def available_devices() -> list[str]:
-    """Return the names of the torch devices of this machine."""
+    """Return the names of the torch devices on this machine."""
     import torch
 
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

@@ -43,8 +43,8 @@ class _MapAndReport(NamedTuple):
 class Judged(_MapAndReport):
     """A map fitted on all rows, and the report of its recipe on held-out rows.
 
-    It unpacks as ``(map, report)``. ``rows`` holds the judged rows on which the report is based,
-    for ``calibrators.comparison.compare``.
+    It unpacks as ``(map, report)``. ``rows`` holds the judged rows behind the report, for
+    ``calibrators.comparison.compare``.
     """
 
     rows: JudgedRows
@@ -74,8 +74,8 @@ def fit_and_judge(
     With fewer rows, 5-fold cross-fitting is used: every row is judged by a fit on the other folds.
     ``held_out``, a share of at most 0.9, requests a held-out part of that size for any number of
     rows. The returned map is always fitted on all of ``data``; ``report.judged_on`` states how it
-    was judged. ``progress`` counts to 1000 over the whole call and never decreases. Warnings of the
-    judged fits are not issued, but stored in ``report.fit``.
+    was judged. ``progress`` counts to 1000 over the whole call and never decreases. Warnings from
+    the judged fits are not issued, but stored in ``report.fit``.
 
     >>> from calibrators.methods.temperature import TemperatureScaling
     >>> rng = np.random.default_rng(0)
@@ -100,8 +100,8 @@ def fit_and_judge(
         if recipe.method_needing_segments and evaluation.segments is None:
             raise DataError(
                 "evaluation_differs",
-                "evaluation must name the segment of each row, "
-                f"which {recipe.method_needing_segments!r} needs",
+                "evaluation must name the segment of each row, as required by "
+                f"{recipe.method_needing_segments!r}",
             )
         _check_features_alike(recipe, data, evaluation)
         fitted = job.fit(data, 0.0, 1.0)
@@ -134,8 +134,8 @@ def memory_bytes(
 ) -> int:
     """Estimate the peak memory of ``fit_and_judge`` on n rows of k classes, including the data.
 
-    ``features`` is the number of features per row, and ``feature_size`` the number of bytes of each
-    feature; methods without features ignore them. ``evaluation`` is the number of rows of an
+    ``features`` is the number of features per row, and ``feature_size`` the number of bytes per
+    feature; methods without features ignore them. ``evaluation`` is the number of rows in an
     evaluation set; ``held_out`` is as in ``fit_and_judge``. The estimate covers the data, the rows
     of the judged fit and, for each judged row, the probabilities before and after calibration and
     the data of the report.
@@ -211,7 +211,7 @@ def _check_alike(data: CalibrationSet, evaluation: CalibrationSet) -> None:
     if (data.k, data.kind) != (evaluation.k, evaluation.kind):
         raise DataError(
             "evaluation_differs",
-            f"evaluation must hold {data.kind} of {data.k} classes like the data, "
+            f"evaluation must contain {data.kind} of {data.k} classes, like the data, "
             f"got {evaluation.kind} of {evaluation.k}",
         )
 
@@ -225,13 +225,13 @@ def _check_features_alike(
     if got != data.features.width:
         raise DataError(
             "evaluation_differs",
-            f"evaluation must have {data.features.width} features per row like the data, for the "
-            f"method {recipe.method_needing_features!r}, got {got or 'none'}",
+            f"evaluation must have {data.features.width} features per row for the method "
+            f"{recipe.method_needing_features!r}, like the data, got {got or 'none'}",
         )
 
 
 class _Job:
-    """The fits of one call, which share a progress that never decreases."""
+    """The fits of one call, with a shared progress value that never decreases."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class _Job:
         fitted = fitted.with_info(fitted_on=unordered_fingerprint(fitted_on))
         rows = data if len(index) == data.n else data.take(index)
         report = self._report(rows, probabilities, words, fitted, folds)
-        # the model itself has seen none of the rows; other maps may have put its columns in order
+        # the model has seen none of the rows; a map that moves classes may have fixed its columns
         if rows.n < data.n and (report.is_at_chance or fitted.keeps_class):
             more = spaced_rows(data.labels)
             report = report.tested_again(softmax(data.logits[more]), data.labels[more])

@@ -9,8 +9,7 @@ from typing import Any
 def fallback_sentence(info: Mapping[str, Any]) -> str:
     """Return a sentence that states which method fell back and why; empty if none did.
 
-    ``info`` is a map's ``fit_info``. Unexpected values, as in an untrusted map, count as no
-    fallback.
+    ``info`` is a map's ``fit_info``. Unexpected values, as in an untrusted map, are ignored.
 
     >>> fallback_sentence({"fallback": {"method": "vector", "reason": "all logits are equal"}})
     'vector fell back to temperature scaling: all logits are equal'

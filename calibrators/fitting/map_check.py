@@ -25,7 +25,7 @@ def prove(fitted: CalibrationMap) -> None:
 
     The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64. If it
     has segments, it is also applied in the segments with the smallest and the largest scale. If it
-    needs features, these are zeros and random numbers on several scales. A map that is slow to
+    needs features, they are zeros and random numbers on several scales. A map that is slow to
     apply is applied to fewer rows.
     """
     names = [None, *_extreme_segments(fitted)]
@@ -84,7 +84,7 @@ def _blocks(fitted: CalibrationMap, dtype: DTypeLike, most_rows: int) -> Iterato
 
 
 def _rows(k: int) -> Iterator[Floats]:
-    """Yield logits: equal, with one class ahead or behind, tied, random on many scales, masked."""
+    """Yield rows of logits: all equal, one class ahead or behind, tied, random, and masked."""
     rng = np.random.default_rng(0)
     yield np.zeros(k)
     yield np.ones(k)

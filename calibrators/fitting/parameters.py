@@ -27,7 +27,7 @@ def field_hints(owner: type) -> dict[str, Any]:
 
 
 def check_fields(recipe: Any) -> None:
-    """Raise a ParameterError with the field, the rule and the value if a rule is broken."""
+    """Raise a ParameterError that names the field, the rule and the value if a field is invalid."""
     for name, hint in field_hints(recipe.__class__).items():
         value = getattr(recipe, name)
         if isinstance(value, np.generic):  # for example, from a loop over np.arange
@@ -42,7 +42,7 @@ def check_fields(recipe: Any) -> None:
 
 
 def broken_rule(hint: Any, value: Any) -> str | None:
-    """Return, in words, the first rule of an annotation that a value breaks; None if none is."""
+    """Return the first rule of an annotation that a value violates, in words; None if valid."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         rule = broken_rule(arguments[0], value)

@@ -27,7 +27,7 @@ class Checked:
     """Validated probabilities (n, k) and labels (n,), with the top labels found in the same pass.
 
     For each row, ``confidence`` is the largest probability, clipped to [0, 1]. ``correct`` is True
-    if the first column that holds it is the label.
+    if the first column with this probability is the label.
     """
 
     probabilities: Array
@@ -65,7 +65,7 @@ def checked_blocks(
     labels: npt.ArrayLike,
     summarise: Callable[[Array, Bools, Scratch], Summary],
 ) -> list[Summary]:
-    """Check input like `checked`, but return only a summary of each block of rows."""
+    """Check input as `checked` does, but return only a summary of each block of rows."""
     matrix, truth = _shaped(probabilities, labels)
     return _each_block(matrix, truth, lambda start, stop, *rows: summarise(*rows))
 
@@ -78,7 +78,7 @@ def _shaped(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Array,
 def _each_block(
     matrix: Array, truth: Integers, use: Callable[[int, int, Array, Bools, Scratch], Summary]
 ) -> list[Summary]:
-    """Call ``use`` for each block with its start, stop, row maxima and correctness."""
+    """Call ``use`` for each block, with its start, stop, row maxima, correctness and scratch."""
 
     def work(start: int, stop: int, scratch: Scratch) -> Summary:
         values, axis = oriented(matrix[start:stop], scratch)
@@ -101,7 +101,7 @@ def _each_block(
 
 
 def checked_probabilities(probabilities: npt.ArrayLike, name: str) -> Array:
-    """Return a checked matrix (n, k) of probabilities that have no labels."""
+    """Return a checked matrix (n, k) of probabilities without labels."""
     matrix = _matrix(probabilities, name)
 
     def work(start: int, stop: int, scratch: Scratch) -> bool:
@@ -137,13 +137,13 @@ def _of_label(values: Array, axis: int, labels: Integers, scratch: Scratch) -> A
 
 
 def _refuse_rows(matrix: Array, name: str) -> None:
-    """Raise a DataError with the broken rule and the number of rows that break it."""
+    """Raise a DataError with the violated rule and the number of invalid rows."""
     with np.errstate(invalid="ignore", over="ignore"):
         outside = np.any((matrix < -ROUNDING) | (matrix > 1 + ROUNDING), axis=1)
         total: Array = matrix.sum(axis=1)
         hint = ""
         if 2 * np.count_nonzero(outside) > len(matrix):
-            hint = "; these look like logits; apply softmax or a calibration map first"
+            hint = "; these look like logits: apply softmax or a calibration map first"
         refuse(~np.isfinite(total), f"{name} must be finite (no NaN, no infinity)", hint)
         refuse(outside, f"{name} must lie in [0, 1]", hint)
         refuse(np.abs(total - 1) > SUM_TOLERANCE, f"{name} must sum to 1 in each row")
@@ -155,7 +155,7 @@ def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError("not_an_array", f"{name} cannot be read as an array: {error}") from error
     if matrix.dtype.kind not in "fiub":
-        raise DataError("bad_input", f"{name} must be real numbers, got dtype {matrix.dtype}")
+        raise DataError("bad_input", f"{name} must be an array of numbers, got {matrix.dtype}")
     if matrix.dtype not in (np.float32, np.float64):
         matrix = matrix.astype(np.float64)
     if matrix.ndim not in (1, 2):
@@ -178,7 +178,7 @@ def _matrix(probabilities: npt.ArrayLike, name: str) -> Array:
 def _labels(labels: npt.ArrayLike, rows: int, classes: int) -> Integers:
     array = np.asarray(labels)
     if array.dtype.kind not in "iub":
-        raise DataError("bad_input", f"labels must be integers, got dtype {array.dtype}")
+        raise DataError("bad_input", f"labels must be integers, got {array.dtype}")
     if array.ndim != 1:
         raise DataError("bad_input", f"labels must have shape (n,), got {array.shape}")
     if array.size != rows:
@@ -224,7 +224,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError if any row is broken, with the number of such rows and the first one."""
+    """Raise a DataError with the number of invalid rows and the first one, if there are any."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

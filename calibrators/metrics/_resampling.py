@@ -1,8 +1,8 @@
 """Resample binned metrics from counts, without reading the rows again.
 
 A *cell* is an interval of confidence between neighbouring edges of the equal-width or equal-mass
-bins of the full sample. All of these bins are unions of cells, except that a group of ties on an
-equal-mass edge is a cell that several bins share. One or two *sides* (for example, before and after
+bins of the full sample. Each bin is a union of cells, except that a group of ties on an equal-mass
+edge is a cell shared by several bins. One or two *sides* (for example, before and after
 calibration) hold the same rows. Rows that lie in the same cell and have the same correctness on
 every side form a *stratum*.
 
@@ -202,7 +202,7 @@ def _drawn_bins(
 ) -> list[DrawnBins]:
     """Return the bins of each side if `count` (draws, strata) rows are drawn from the strata.
 
-    Without `random`, the expectation is used for each sum of confidences.
+    Without `random`, each sum of confidences is replaced by its expectation.
     """
     sums = _confidence_sums(strata, count, random)
     return [

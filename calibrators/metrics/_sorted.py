@@ -38,7 +38,7 @@ class Ranked:
     def of(cls, score: Floats, hit: Bools) -> Ranked:
         """Sort scores in [0, 1] together with their flags.
 
-        Non-negative floats are in the same order as their bits, and integers are sorted faster.
+        Non-negative floats have the same order as their bits, and integers are faster to sort.
         """
         order = np.argsort((score + 0.0).view(np.int64))
         return cls.of_sorted(order, score[order], hit[order])
@@ -55,7 +55,7 @@ class Ranked:
         return np.concatenate(([0], steps, [self.score.size]))
 
     def group(self, position: Integers) -> tuple[Integers, Integers]:
-        """Return the start and end of the tie group at each position; n is in the last group."""
+        """Return the start and end of each position's tie group; n belongs to the last group."""
         value = self.score[np.minimum(position, self.score.size - 1)]
         begin = np.searchsorted(self.score, value, side="left")
         end = np.searchsorted(self.score, value, side="right")
@@ -131,5 +131,5 @@ def _sum_of_squared_shares(edge: Integers, begin: Integers, end: Integers) -> Fl
 
 
 def _loss(taken: Integers, size: Integers) -> Floats:
-    """Return by how much a partly used tie lowers the sum of squares: taken - taken^2 / size."""
+    """Return the drop in the sum of squares due to a partly used tie: taken - taken^2 / size."""
     return taken - taken**2 / size

@@ -18,9 +18,10 @@ class ClassAgreement:
     Three quantities are averaged over samples, as in appendix A of the SECA paper, with natural
     logarithms. ``entropy`` is the entropy of the prediction p. ``kl_divergence`` is KL(m || p) as
     in Eq. 9, where m is the mean of p over the *other* samples of the class within the batch;
-    samples without others are left out. ``cosine`` is the cosine of the angle between p and the
-    mean over the whole class within the batch (Eq. 5). Each is NaN if there is no sample. Instances
-    can be added to combine batches; ``sums`` holds the sums of the three quantities.
+    samples that are alone in their class are left out. ``cosine`` is the cosine of the angle
+    between p and the mean over the whole class within the batch (Eq. 5). Without samples, a
+    quantity is NaN. Adding instances combines batches; ``sums`` holds the sums of the three
+    quantities.
 
     Reference: SECA, self-guided model calibration, OpenReview mNQJ9odBvy, 2025.
 
@@ -54,7 +55,7 @@ class ClassAgreement:
         return cls(len(labels), int(some.sum()), sums)
 
     def __add__(self, other: ClassAgreement) -> ClassAgreement:
-        """Return the agreement over the batches of both."""
+        """Return the agreement over the batches of both operands."""
         first, second, third = (a + b for a, b in zip(self.sums, other.sums, strict=True))
         return ClassAgreement(
             self.rows + other.rows,

@@ -86,11 +86,11 @@ class BinTable:
         return float(np.abs(self.correct_sum - self.confidence_sum).sum() / self.count.sum())
 
     def mce(self) -> float:
-        """Return the largest absolute gap of a bin that is not empty."""
+        """Return the largest absolute gap of any non-empty bin."""
         return float(np.nanmax(np.abs(self.gap)))
 
     def debiased_squared(self) -> float:
-        """Return the mean squared gap minus the part due to noise; see `debiased_squared`."""
+        """Return the mean squared gap minus its expected noise; see `debiased_squared`."""
         return float(
             debiased_squared(
                 self.count,
@@ -103,7 +103,7 @@ class BinTable:
 
 @dataclass(frozen=True, eq=False)
 class TiedRows:
-    """Distinct confidences in ascending order, with their numbers of rows and of correct rows."""
+    """Distinct confidences in ascending order, each with its counts of rows and correct rows."""
 
     lower: Floats
     upper: Floats
@@ -114,7 +114,7 @@ class TiedRows:
     def equal_mass(self, bins: int) -> BinTable:
         """Return a table of M = `bins` bins; bin i ends after floor(i n / M) rows.
 
-        Rows that are tied at an edge are shared by the bins on both sides in proportion. The
+        Rows that are tied at an edge are shared between the bins on both sides in proportion. The
         outermost edges are 0 and 1; an edge inside a tie is interpolated.
         """
         rows = int(self.count.sum())
@@ -136,10 +136,10 @@ class TiedRows:
 def debiased_squared(count: Floats, correct: Floats, gap: Floats, effective: Floats) -> Floats:
     """Return `sum_b w_b ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over the last axis.
 
-    The expected squared gap of a bin is too large by the variance of its accuracy; the second term
-    is an unbiased estimate of that variance. n_b is the effective count. Bins with n_b <= 1 allow
-    no such estimate and contribute 0, as in the code of Kumar et al. 2019. `gap` is the sum of
-    correctness minus confidence.
+    The variance of a bin's accuracy inflates its expected squared gap; the second term is an
+    unbiased estimate of that variance. n_b is the effective count. Bins with n_b <= 1 allow no such
+    estimate and contribute 0, as in the code of Kumar et al. 2019. `gap` is the sum of correctness
+    minus confidence.
     """
     usable = effective > 1
     size = np.where(usable, count, 1.0)
@@ -228,7 +228,7 @@ def ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def cell_of(odds: npt.NDArray[Any]) -> Integers:
-    """Return the cell of each value of log odds; the outermost cells include all values beyond.
+    """Return the cell of each value of log odds; the outermost cells are unbounded.
 
     >>> cell_of(np.array([-np.inf, -4.0, 0.0, 39.999, np.inf])).tolist()
     [0, 1024, 10240, 32767, 32767]

@@ -95,7 +95,7 @@ MCE = Metric(
 def debiased_squared_error(
     probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15
 ) -> float:
-    """Return the squared calibration error minus the part that is due to sampling noise.
+    """Return the squared calibration error minus the part due to sampling noise.
 
     `sum_b (n_b / n) ((acc_b - conf_b)^2 - acc_b (1 - acc_b) / (n_b - 1))` over equal-mass bins.
     For a calibrated model, its expectation is 0 for any n, so it can be negative. Convention: n_b
@@ -112,9 +112,9 @@ def debiased_squared_error(
 DEBIASED_SQUARED_ERROR = Metric(
     name="debiased_squared_error",
     title="debiased squared error",
-    meaning="The mean squared gap of the equal-mass bins, minus what chance adds to it: its "
+    meaning="The mean squared gap of the equal-mass bins, minus the part due to chance: its "
     "expectation is 0 for a calibrated model, so it can be negative. The verdict is based on it, "
-    "and a gate limits its root by default.",
+    "and a gate limits its square root by default.",
     function=debiased_squared_error,
     measure=lambda scored: scored.equal_mass.debiased_squared(),
     position=30,
@@ -144,8 +144,8 @@ def ece_debiased(
 ECE_DEBIASED = Metric(
     name="ece_debiased",
     title="debiased RMS error",
-    meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if that "
-    "error is negative.",
+    meaning="The square root of the debiased squared error, on the scale of the ECE; 0 if the "
+    "squared error is negative.",
     function=ece_debiased,
     measure=lambda scored: math.sqrt(max(0.0, scored.equal_mass.debiased_squared())),
     position=40,

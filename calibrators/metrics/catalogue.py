@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Metric:
     """A metric of a report: how it is measured, shown and defined.
 
-    ``measure`` takes the shared inputs of a report. It returns None if the metric does not exist
-    for such data, and NaN if it is undefined on these rows. ``function`` is the public form, which
-    takes probabilities and labels. ``position`` determines the order of the table. ``percent`` is
-    True if the value is a share, which is shown in percent, and False for plain numbers.
-    ``meaning`` is a short definition. ``interval`` is the rule for its interval, if it has one.
+    ``measure`` takes the shared inputs of a report. It returns None if the metric does not apply to
+    the data, and NaN if it is undefined for these rows. ``function`` is the public form, which
+    takes probabilities and labels. ``position`` determines the order in the table. ``percent`` is
+    True for shares, which are shown in percent, and False for plain numbers. ``meaning`` is a short
+    definition. ``interval`` is the rule for the metric's interval, if it has one.
 
     >>> all_metrics()["ece"].title
     'ECE, equal-width bins'

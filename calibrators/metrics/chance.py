@@ -1,4 +1,4 @@
-"""Test whether probabilities say more about the labels than random labels would."""
+"""Test whether probabilities predict the labels better than chance."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SIGMAS = 4.0
 
 @dataclass(frozen=True)
 class ChanceTest:
-    """Permutation tests of the labels of ``rows`` rows, one-sided and at the 99 % level.
+    """Results of one-sided permutation tests on ``rows`` rows, at the 99 % level.
 
-    ``auroc`` is how well the probability of a class separates its rows from the others: the AUROC
-    of one class against the rest, averaged over the classes with weights n_c (n - n_c). It is 0.5
-    on average if the labels are permuted, whatever their frequencies, and at most ``limit`` in 99 %
-    of all permutations. ``accuracy`` is the share of correct rows. ``accuracy_by_chance`` is what
-    permuted labels would give: the sum over classes of the frequency among the predictions times
-    the frequency among the labels. 99 % of all permutations reach at least ``accuracy_limit``.
-    ``reordered_accuracy`` is the accuracy if the columns are put into the order that fits the
-    labels of every second row, on the other rows. It is None unless that is far better, overall or
-    for the classes in ``reordered_classes``, which is empty if all classes are concerned.
+    ``auroc`` is the AUROC of each class's probability for separating the class from the rest,
+    averaged with weights n_c (n - n_c). With permuted labels, it is 0.5 on average, whatever the
+    class frequencies, and at most ``limit`` in 99 % of all permutations. ``accuracy`` is the share
+    of correct rows. ``accuracy_by_chance`` is its mean over permutations: the sum over classes of
+    the frequency among predictions times the frequency among labels. 99 % of all permutations reach
+    at least ``accuracy_limit``. ``reordered_accuracy`` is the accuracy after reordering the
+    columns; the order is fitted to every second row and judged on the others. It is None unless it
+    is far better, overall or for the classes in ``reordered_classes``, which is empty if the gain
+    is overall.
     """
 
     rows: int
@@ -46,30 +46,30 @@ class ChanceTest:
 
     @property
     def is_above_chance(self) -> bool:
-        """Whether the labels are ranked better than by chance, by columns in the right order."""
+        """True if the labels are ranked better than by chance and no columns seem permuted."""
         return self.auroc > self.limit and not self.is_misnumbered
 
     @property
     def is_misnumbered(self) -> bool:
-        """Whether the order of the columns seems to differ from the numbering of the labels.
+        """True if the order of the columns seems to differ from the numbering of the labels.
 
-        The labels then depend on the probabilities, so they may even be ranked better than by
-        chance. However, fewer predictions are correct than by chance, or many more would be correct
-        if the columns, or those of some classes, were reordered.
+        This is the case if fewer predictions are correct than by chance, or if many more would be
+        correct after reordering all columns or some of them. The labels may still be ranked better
+        than by chance, because they do depend on the probabilities.
         """
         return self.accuracy < self.accuracy_limit or self.reordered_accuracy is not None
 
 
 def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTest | None:
-    """Test whether the labels depend on the probabilities; None if all labels are equal.
+    """Test whether the labels depend on the probabilities; return None if all labels are equal.
 
-    The test is on ranking, not on accuracy: with rare classes, the accuracy of even a good model
-    hardly exceeds the share of the largest class. Columns in the wrong order also count as chance.
+    Ranking is tested, not accuracy: with rare classes, the accuracy of even a good model hardly
+    exceeds the share of the largest class. Columns in the wrong order also count as chance.
 
     The mean and variance of the sum of ranks over all permutations of the labels are exact; its
     distribution is assumed normal (Hoeffding 1951). Ties share their mean rank. With two
-    classes this is the Mann-Whitney test. For large sets, evenly spaced rows are used: at least
-    1,000, and at most 2**18 divided by the number of classes with rows.
+    classes, this is the Mann-Whitney test. Large sets are reduced to evenly spaced rows: at most
+    2**18 divided by the number of classes that have rows, but at least 1,000.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.5, 0.5, 0.5], size=500)
@@ -83,7 +83,7 @@ def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTe
 
 
 def chance_test_of(data: Checked) -> ChanceTest | None:
-    """Return the test of validated probabilities; None if all labels are equal."""
+    """Return the test for validated input; None if all labels are equal."""
     rows = spaced_rows(data.labels)
     present, place, counts = np.unique(data.labels[rows], return_inverse=True, return_counts=True)
     n = rows.size
@@ -116,7 +116,7 @@ def chance_test_of(data: Checked) -> ChanceTest | None:
 
 
 def _permuted_accuracy(predicted: Floats, labelled: Floats, n: int) -> tuple[float, float]:
-    """Return mean and standard deviation of the accuracy over all permutations of the labels.
+    """Return the mean and standard deviation of the accuracy over all permutations of the labels.
 
     Both arrays hold the frequencies of the classes that occur among the labels.
     """
@@ -126,7 +126,7 @@ def _permuted_accuracy(predicted: Floats, labelled: Floats, n: int) -> tuple[flo
 
 
 def spaced_rows(labels: Integers) -> Integers:
-    """Return the positions of the rows that a test uses: all, or as many as it can rank fast."""
+    """Return the positions of the rows to test: all, or an evenly spaced subset of a large set."""
     most = max(MIN_ROWS, MAX_RANKS // np.unique(labels).size)
     if labels.size <= most:
         return np.arange(labels.size)
@@ -134,12 +134,12 @@ def spaced_rows(labels: Integers) -> Integers:
 
 
 def _reordered(predicted: Integers, labels: Integers) -> tuple[float | None, tuple[int, ...]]:
-    """Return the accuracy in a far better order of the classes, and the classes that move in it.
+    """Return the accuracy after a far better reordering of the classes, and the classes it moves.
 
-    The accuracy is None if no order is far better, and the classes are empty if it is far better
+    The accuracy is None if no order is far better, and the classes are empty if the gain is
     overall. The order is found on every second row and judged on the others, so it cannot fit noise
-    there. It is far better if its accuracy exceeds chance by clearly more than twice as much as the
-    accuracy in the given order does. If it is not, the same is tested for its cycles.
+    there. It is far better if its accuracy exceeds chance by clearly more than twice as much as
+    the accuracy of the given order. If it is not, its cycles are tested one by one.
     """
     order = _best_order(predicted[::2], labels[::2])
     found, true = predicted[1::2], labels[1::2]
@@ -170,12 +170,12 @@ def _is_far_better(
 
 
 def _is_permuted(predicted: Integers, labels: Integers, cycle: dict[int, int]) -> bool:
-    """Return whether the labels of a cycle of classes are those of the next class.
+    """Return whether each class in a cycle is predicted where the next class is the label.
 
-    For every column of the cycle, the next class must be the label more than twice as often as the
-    class itself, and clearly so for all columns together. Neither shifted priors nor a model that
-    prefers some classes can cause this: both multiply the counts of a row or a column of the
-    confusion matrix, and the product of the ratios along a cycle stays the same. That product
+    For every class predicted, the next class must be the label more than twice as often as the
+    class itself, and clearly so for the cycle as a whole. Neither shifted priors nor a model that
+    prefers some classes can cause this: both multiply the counts in a row or a column of the
+    confusion matrix, which leaves the product of the ratios along a cycle unchanged. That product
     exceeds 1 only if the model confuses the classes of the cycle more than it separates them.
     """
     chosen = np.isin(predicted, [*cycle])
@@ -192,7 +192,7 @@ def _is_permuted(predicted: Integers, labels: Integers, cycle: dict[int, int]) -
 
 
 def _cycles(order: dict[int, int]) -> list[dict[int, int]]:
-    """Return the parts of an order that permute at least two classes among themselves.
+    """Return the cycles of an order, each of which permutes two or more classes.
 
     >>> _cycles({0: 1, 1: 0, 2: 2, 3: 4, 4: 5})
     [{0: 1, 1: 0}]
@@ -232,7 +232,7 @@ def _best_order(predicted: Integers, labels: Integers) -> dict[int, int]:
 
 
 def _excess(predicted: Integers, labels: Integers) -> float:
-    """Return the accuracy minus that of permuted labels."""
+    """Return the accuracy minus its expected value with permuted labels."""
     values, counts = np.unique(predicted, return_counts=True)
     labelled, of_label = np.unique(labels, return_counts=True)
     _, at, in_labels = np.intersect1d(values, labelled, return_indices=True)
@@ -241,13 +241,13 @@ def _excess(predicted: Integers, labels: Integers) -> float:
 
 
 def _predictions(data: Checked, rows: Integers) -> Integers:
-    """Return the predicted class of each of the rows."""
+    """Return the predicted class of each given row."""
     blocks = row_blocks(rows.size, data.classes)
     return np.concatenate([data.probabilities[rows[one]].argmax(axis=1) for one in blocks])
 
 
 def _mid_ranks(values: npt.NDArray[np.floating]) -> Floats:
-    """Return the ranks from 1; equal values share their mean rank."""
+    """Return the ranks, starting at 1; equal values share their mean rank."""
     ordered = np.sort(values)
     below, until = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
     return (below + until + 1) / 2

@@ -1,4 +1,4 @@
-"""Calibration errors of all classes, not only of the predicted one."""
+"""Calibration errors of all classes, not only the predicted one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ClassTable", "class_table", "classwise_ece", "sce"]
 def classwise_ece(
     probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15, adaptive: bool = False
 ) -> float:
-    """Return the mean over classes of the calibration error of `p_c`.
+    """Return the calibration error of `p_c`, averaged over the classes.
 
     `(1/k) sum_c sum_b (n_bc / n) |freq_bc - mean p_c|`, where all n rows are binned by `p_c` and
     freq is the share of label c. Convention: equal-width bins (i/M, (i + 1)/M] or, with `adaptive`,
@@ -51,9 +51,9 @@ CLASSWISE_ECE = Metric(
 class ClassTable:
     """Calibration of each class; all arrays are (k,).
 
-    `labelled` and `predicted` are the numbers of rows with that label and with that prediction,
-    where ties go to the first column. `mean_probability` is the mean of `p_c` over all rows, and
-    `ece` is the calibration error of `p_c`.
+    `labelled` and `predicted` count the rows with that label and with that prediction; ties go to
+    the first column. `mean_probability` is the mean of `p_c` over all rows, and `ece` is the
+    calibration error of `p_c`.
     """
 
     labelled: Integers
@@ -114,10 +114,10 @@ def _equal_mass(data: Checked, bins: int) -> float:
 
 
 def sce(probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, bins: int = 15) -> float:
-    """Return the static calibration error exactly as Eq. 17 of the SECA paper states it.
+    """Return the static calibration error exactly as defined in Eq. 17 of the SECA paper.
 
     `(1/k) sum_c sum_b (n_bc / n_c) |acc_bc - conf_bc|`, where only the n_c rows *labelled* c are
-    binned, by their top-label confidence, and acc is the share of these rows that is predicted
+    binned, by their top-label confidence, and acc is the share of these rows that are predicted
     correctly. Convention: classes without rows are left out of the mean. On balanced data, it is at
     least the ECE; it does not vanish for a calibrated model. For Nixon's SCE, see `classwise_ece`.
 

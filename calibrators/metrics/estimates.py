@@ -74,7 +74,7 @@ def fold_factor(folds: int) -> float:
 
 
 def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval:
-    """Return the interval of the mean of ``values`` (n,), clipped to ``limits``.
+    """Return the confidence interval of the mean of ``values`` (n,), clipped to ``limits``.
 
     The bounds are ``mean + s / sqrt(n) (+-z + g (z^2 - 1) / (6 sqrt(n)))``, where s is the standard
     deviation and g the skewness. This is the Cornish-Fisher expansion of the percentile bootstrap,
@@ -100,7 +100,7 @@ def mean_interval(values: Floats, level: float, limits: Range = ANY) -> Interval
 
 
 def share_interval(hits: int, n: int, level: float) -> Interval:
-    """Return Wilson's interval of the share ``hits / n``.
+    """Return Wilson's interval for the share ``hits / n``.
 
     >>> found = share_interval(50, 100, 0.95)
     >>> found.value, round(found.low, 3), round(found.high, 3)
@@ -113,10 +113,9 @@ def share_interval(hits: int, n: int, level: float) -> Interval:
 def share_change_interval(gained: int, lost: int, n: int, level: float) -> Interval:
     """Return the interval of ``(gained - lost) / n``, the paired change in a proportion.
 
-    ``gained`` is the number of rows whose flag became true, ``lost`` the number of rows whose flag
-    became false. Half a row is added to each cell of the 2 x 2 table, so that a few lost rows alone
-    are not significant. By convention, the interval is [0, 0] if no row changed. Agresti & Min
-    2005.
+    ``gained`` counts the rows whose flag became true, and ``lost`` those whose flag became false.
+    Half a row is added to each cell of the 2 x 2 table, so that a few lost rows alone are not
+    significant. By convention, the interval is [0, 0] if no row changed. Agresti & Min 2005.
 
     >>> share_change_interval(0, 0, 100, 0.95)
     Interval(value=0.0, low=0.0, high=0.0, level=0.95)
@@ -134,7 +133,7 @@ def share_change_interval(gained: int, lost: int, n: int, level: float) -> Inter
 
 
 def wilson(share: Floats, count: Floats, level: float) -> tuple[Floats, Floats]:
-    """Return the bounds of Wilson's score interval of a share of ``count`` rows; NaN if count is 0.
+    """Return the bounds of Wilson's score interval for a share of ``count`` rows; NaN for no rows.
 
     Wilson 1927.
 

@@ -1,4 +1,4 @@
-"""Rules that compute the interval of a metric, from the scores of its rows or resampled bins."""
+"""Rules for computing the interval of a metric, from scores per row or from resampled bins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowRule(ABC):
     """A closed-form interval, computed from the scores of each row."""
 
     widens_with_folds: ClassVar[bool] = True
-    """Whether out-of-fold rows underestimate the variance of a change (see ``fold_factor``)."""
+    """True if out-of-fold rows underestimate the variance of a change (see ``fold_factor``)."""
 
     @abstractmethod
     def alone(self, rows: RowScores, level: float) -> Interval | None:
@@ -42,7 +42,7 @@ class RowRule(ABC):
 
 @dataclass(frozen=True)
 class MeanOf(RowRule):
-    """The metric is the mean of ``values`` (n,), and lies inside ``limits``."""
+    """Rule for a metric that is the mean of ``values`` (n,) and lies inside ``limits``."""
 
     values: Callable[[RowScores], Floats]
     limits: Range = ANY
@@ -58,7 +58,7 @@ class MeanOf(RowRule):
 
 @dataclass(frozen=True)
 class ShareOf(RowRule):
-    """The metric is the share of rows whose ``flags`` (n,) are set."""
+    """Rule for a metric that is the share of rows whose ``flags`` (n,) are set."""
 
     flags: Callable[[RowScores], Bools]
     widens_with_folds: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class ShareOf(RowRule):
 
 @dataclass(frozen=True)
 class InfluenceOf(RowRule):
-    """The metric is a share, ``value``, on which each row has an ``influence`` (n,)."""
+    """Rule for a share, ``value``, based on the ``influence`` (n,) of each row on it."""
 
     value: Callable[[RowScores], float]
     influence: Callable[[RowScores], Floats | None]
@@ -96,7 +96,7 @@ class InfluenceOf(RowRule):
 
 @dataclass(frozen=True)
 class Resampled:
-    """The metric is computed by ``figure`` from resampled bins, and lies inside ``limits``."""
+    """Rule for a metric that ``figure`` computes from resampled bins, inside ``limits``."""
 
     figure: Callable[[DrawnBins], Floats]
     limits: Range = ANY

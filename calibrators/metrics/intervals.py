@@ -1,11 +1,10 @@
 """Intervals for metrics, and for their change between two maps on the same rows.
 
 Means (NLL, Brier score), shares (accuracy) and rank statistics (AUROC, AURC) have closed-form
-intervals (see `estimates` and `selective`); binned errors are resampled. The sample itself contains
-noise, and the bootstrap adds noise a second time. A statistic that noise increases, such as any
-ECE, is therefore increased again, and the plain percentile interval can lie entirely above the
-estimate. For this reason, all draws are shifted so that their mean is the point estimate, which
-keeps their spread and removes the second increase.
+intervals (see `estimates` and `selective`); binned errors are resampled. Noise inflates some
+statistics, such as any ECE. The sample is noisy already, and resampling adds noise again, so the
+plain percentile interval can lie entirely above the estimate. All draws are therefore shifted so
+that their mean is the point estimate, which keeps their spread and removes the second inflation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 
 
 class Compared(NamedTuple):
-    """Intervals before, after and of the change, all from the same resampled rows."""
+    """Intervals of both sides and of the change, all from the same resampled rows."""
 
     before: dict[str, Interval]
     after: dict[str, Interval]
@@ -51,7 +50,7 @@ def bootstrap_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Return the interval of any metric `f(probabilities, labels)` from resampled rows.
+    """Return the bootstrap interval of any metric `f(probabilities, labels)`.
 
     The bounds are percentiles of the draws, which are shifted so that their mean is the point
     estimate (see the module docstring). Draws in which the metric is NaN are left out. For built-in
@@ -79,8 +78,8 @@ def calibration_intervals(
     """Return the intervals of all metrics that have one, by name.
 
     `ece` and `debiased_squared_error` are resampled with the bins of the full sample; `draws` and
-    `seed` apply only to them. `refinement_auroc` is left out if fewer than two rows are correct or
-    fewer than two are wrong. Bounds are clipped to the range of the metric.
+    `seed` apply only to them. `refinement_auroc` is left out unless at least two rows are correct
+    and two are wrong. Bounds are clipped to the range of the metric.
 
     >>> from calibrators.metrics import row_scores
     >>> rows = row_scores([[0.8, 0.2]] * 100, [0] * 80 + [1] * 20)
@@ -104,8 +103,8 @@ def paired_intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of the changes, after minus before, on the same resampled rows.
 
-    The names are those of `calibration_intervals`. An interval that lies entirely below 0 means
-    that the metric fell. Both sides must hold the same rows in the same order.
+    The names are the same as in `calibration_intervals`. An interval that lies entirely below 0
+    means that the metric fell. Both sides must hold the same rows in the same order.
 
     >>> from calibrators.metrics import row_scores
     >>> labels = [0] * 80 + [1] * 20

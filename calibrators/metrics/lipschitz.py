@@ -37,7 +37,7 @@ def smce(
     solver).
 
     If there are more than ``cells`` distinct confidences, each is moved to the middle of its cell,
-    one of ``cells`` equal parts of [0, 1]. The value then differs by at most half a cell times the
+    one of ``cells`` equal parts of [0, 1]. This changes the value by at most half a cell times the
     mean of `|a_i - c_i|`, and a million rows take a hundredth of a second instead of more than a
     second.
 
@@ -67,7 +67,7 @@ SMCE = Metric(
 
 
 def _merged(ranked: Ranked, cells: int) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Return the position after the last row of each non-empty cell, and the cells' middles."""
+    """Return the position after the last row of each non-empty cell, and the cells' midpoints."""
     edges = np.searchsorted(ranked.score, np.arange(1, cells) / cells)
     places = np.concatenate([[0], edges, [ranked.score.size]])
     filled = np.flatnonzero(np.diff(places))
@@ -79,7 +79,7 @@ def _total_variation_fit(target: list[float], weight: list[float]) -> float:
 
     ``weight[g]`` pulls U_g towards ``target[g]``. The cost so far is a convex function of the
     current U with slopes from -1 to 1: on the far left it is the line `intercept - U`, followed by
-    kinks that add 2 to its slope in all. A pull adds one kink; moving at cost 1 limits the slopes
+    kinks that add 2 to its slope in total. A pull adds one kink; moving at cost 1 limits the slopes
     to [-1, 1], which removes kinks on both sides. Every kink is added and removed once.
     """
     place = [0.0, *target[:-1]]

@@ -41,7 +41,7 @@ class ScoredRows:
 
     @property
     def classes(self) -> ClassTable | None:
-        """The calibration of each class's probability; None if it is unknown."""
+        """The calibration of each class's probability; None if unknown."""
         return None
 
     @property

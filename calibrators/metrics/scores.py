@@ -30,7 +30,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 class RowScores:
     """Scores per row: top label, negative log-likelihood and Brier score.
 
-    They are all that the bootstrap needs, and are computed with one check of the input.
+    They are computed with a single check of the input, and are all that the bootstrap needs.
     """
 
     top: TopLabel

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def refinement_auroc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
-    """Return the AUROC with which the confidence separates correct from wrong predictions.
+    """Return the AUROC of the confidence for separating correct from wrong predictions.
 
     `P(c_right > c_wrong) + P(c_right = c_wrong) / 2`, or NaN if all rows are correct or all are
     wrong. An increasing map of the confidence does not change it. Hendrycks & Gimpel 2017.
@@ -56,10 +56,9 @@ REFINEMENT_AUROC = Metric(
 
 
 def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean over classes of the AUROC with which `p_c` separates label c from the rest.
+    """Return the unweighted mean over classes of the one-vs-rest AUROC of `p_c`.
 
-    Convention: one against the rest, unweighted; classes that have no rows or all rows are left
-    out; NaN if none remains.
+    Convention: classes that have no rows or all rows are left out; NaN if none remains.
 
     >>> classwise_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
@@ -74,13 +73,13 @@ def classwise_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> floa
 
 
 def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Return the mean over ordered pairs of classes of the AUROC between their rows.
+    """Return the unweighted mean AUROC over ordered pairs of classes.
 
-    For a pair a, b, it is the AUROC with which `p_a` separates the rows of a from those of b; each
-    pair has the same weight. The RefCal code reports this as refinement, while `refinement_auroc`
-    separates correct from wrong predictions. Convention: ties count half; pairs in which a class
-    has no rows are left out; NaN if fewer than two classes have rows. The cost is O(n k log n), too
-    much for reports. Hand & Till 2001 (M); Hebbalaguppe et al. 2026.
+    For a pair (a, b), it is the AUROC of `p_a` for separating rows of a from rows of b. The RefCal
+    code reports this as refinement, while `refinement_auroc` separates correct from wrong
+    predictions. Convention: ties count half; pairs in which a class has no rows are left out; NaN
+    if fewer than two classes have rows. The cost is O(n k log n), too much for reports. Hand & Till
+    2001 (M); Hebbalaguppe et al. 2026.
 
     >>> one_vs_one_auroc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1])
     1.0
@@ -101,7 +100,7 @@ def one_vs_one_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> flo
 
 
 def ood_auroc(probabilities_in: npt.ArrayLike, probabilities_out: npt.ArrayLike) -> float:
-    """Return the AUROC with which the entropy separates out-of-distribution rows from the others.
+    """Return the AUROC of the entropy for separating out-of-distribution rows from the others.
 
     >>> ood_auroc([[0.9, 0.1], [0.8, 0.2]], [[0.5, 0.5], [0.6, 0.4]])
     1.0
@@ -134,9 +133,9 @@ OOD_AUROC = Metric(
 def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
     """Return the area under the risk-coverage curve.
 
-    `(1/n) sum_i (errors among the i most confident rows) / i`. Convention: the expectation over all
-    orders of tied rows is used, so that the value does not depend on the order of the rows. Geifman
-    & El-Yaniv 2017.
+    `(1/n) sum_i (errors among the i most confident rows) / i`. Convention: the value is the
+    expectation over all orders of tied rows, so it does not depend on the order of the rows.
+    Geifman & El-Yaniv 2017.
 
     >>> round(aurc([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1]), 4)
     0.1111
@@ -147,8 +146,8 @@ def aurc(probabilities: Scores, labels: npt.ArrayLike | None = None) -> float:
 AURC = Metric(
     name="aurc",
     title="AURC (risk-coverage)",
-    meaning="The error rate of the most confident rows, averaged over the share of rows that is "
-    "kept.",
+    meaning="The error rate of the most confident rows, averaged over all shares of rows that can "
+    "be kept.",
     function=aurc,
     measure=lambda scored: scored.rows.ranking.aurc,
     position=130,
@@ -201,8 +200,7 @@ def auroc_influence(top: TopLabel) -> Floats | None:
     rows above it; ties count half. The influence is this share minus the area, divided by the share
     of rows of the same kind. Its mean square divided by n is DeLong's variance of the area. The
     difference of two such arrays gives the variance of a paired change, even if the predictions
-    differ. None is returned if there are fewer than two correct or two wrong rows. DeLong et al.
-    1988.
+    differ. Return None unless at least two rows are correct and two are wrong. DeLong et al. 1988.
 
     >>> found = auroc_influence(TopLabel([0.9, 0.8, 0.7, 0.6], [True, False, True, False]))
     >>> found.round(3)
@@ -228,9 +226,9 @@ def auroc_influence(top: TopLabel) -> Floats | None:
 def aurc_influence(top: TopLabel) -> Floats:
     """Return the influence of each row on `aurc` (n,), in the order of the rows; the mean is 0.
 
-    Let r_i be the error rate of the i most confident rows. The influence of the j-th of these rows,
-    with error e_j, is `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`, as it is among the rows kept for
-    every i >= j. The mean square divided by n estimates the variance of the AURC.
+    Let r_i be the error rate of the i most confident rows. The j-th of these rows, with error e_j,
+    is kept for every i >= j, so its influence is `r_j - aurc + sum_{i >= j} (e_j - r_i) / i`. The
+    mean square divided by n estimates the variance of the AURC.
 
     >>> aurc_influence(TopLabel([0.9, 0.8], [True, False])).round(3)
     array([-0.5,  0.5])

@@ -79,10 +79,10 @@ def kde_ece(
 ) -> float:
     """Return the calibration error from kernel density estimates.
 
-    `integral |t f(t) - f_1(t)| dt`, where f is the density of the confidence and f_1 that of
-    correct predictions times the accuracy. Convention: top label; a reflected Gaussian in place of
-    the reflected triweight; a bandwidth of `std (2n)^(-1/5)` as in the authors' code, but at least
-    two of the 8192 cells. Zhang, Kailkhura & Han 2020.
+    `integral |t f(t) - f_1(t)| dt`, where f is the density of the confidence, and f_1 is its
+    density among correct predictions times the accuracy. Convention: top label; a reflected
+    Gaussian in place of the reflected triweight; a bandwidth of `std (2n)^(-1/5)` as in the
+    authors' code, but at least two of the 8192 cells. Zhang, Kailkhura & Han 2020.
 
     >>> round(kde_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], bandwidth=0.01), 3)
     0.3

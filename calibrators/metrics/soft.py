@@ -29,7 +29,7 @@ def soft_ece(
     lam: float = 200.0,
     delta: float = 0.0,
 ) -> float:
-    """Return the calibration error over soft bins, which is the objective of ``Smart``.
+    """Return the calibration error over soft bins, the objective of ``Smart``.
 
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)` and
     `W_b = sum_i w_ib`. The weights `w_ib` are proportional to `exp(-lam (c_i - u_b)^2)` and sum to
@@ -61,7 +61,7 @@ def charbonnier_soft_ece(
     delta: float = 1e-3,
     density: Density | None = None,
 ) -> float:
-    """Return H of the SMART paper's Eq. 6, the distance of each row from the bins around it.
+    """Return H from Eq. 6 of the SMART paper, the mean distance of outcomes from nearby bins.
 
     `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`. The residual is relative to the *centre*
     u_b of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The

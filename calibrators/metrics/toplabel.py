@@ -32,8 +32,8 @@ __all__ = ["TopLabel", "top_label"]
 class TopLabel:
     """Confidence (n,) of the predicted class, and whether the prediction is correct (n,).
 
-    All top-label metrics accept a TopLabel in place of probabilities and labels. A report then
-    reads all classes, and sorts the rows, only once.
+    All top-label metrics accept a TopLabel in place of probabilities and labels. A report can thus
+    read all classes and sort the rows only once.
 
     >>> top = TopLabel([0.9, 0.6], [True, False])
     >>> top.accuracy
@@ -72,7 +72,7 @@ class TopLabel:
         return Ranked.of(self.confidence, self.correct)
 
     def part(self, rows: Bools) -> TopLabel:
-        """Return the rows of a mask (n,) in ascending order of confidence, without sorting again.
+        """Return the rows selected by a mask (n,), sorted by confidence without another sort.
 
         >>> TopLabel([0.9, 0.6, 0.7], [True, False, True]).part(np.array([1, 0, 1], bool)).correct
         array([ True,  True])

@@ -26,7 +26,7 @@ class Adam:
         self._steps = 0
 
     def move(self, gradient: Any) -> Any:
-        """Return the next step of the parameters, given the gradient."""
+        """Return the update to the parameters for a gradient."""
         self._steps += 1
         self._mean = FIRST * self._mean + (1 - FIRST) * gradient
         self._square = SECOND * self._square + (1 - SECOND) * gradient * gradient

@@ -1,9 +1,9 @@
-"""Merging of rows into cells, so that the cost of a fit's step does not depend on their number.
+"""Merge rows into cells, so that the cost of a step does not depend on the number of rows.
 
-If the temperature is a function of one number s of each row, the effect on the row is determined by
-s, the row's confidence curve and its correctness. Rows that agree in all three are equivalent to a
+If the temperature is a function of one number per row, s, its effect on a row is determined by s,
+the row's confidence curve and its correctness. Rows that agree in all three are equivalent to a
 single weighted row. A cell holds rows with similar s and similar confidence at T = 1 that are all
-correct or all wrong. It is represented by the means of s, of the margin and of the curve.
+correct or all wrong. It is represented by the means of s, the margin and the curve.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from calibrators.numerics.softmax import mean_gaps
 MAX_CELLS = 2048
 FINEST = 0.02
 NODES = Nodes(per_octave=2, up=3)
-CELL_NUMBERS = 30  # numbers in memory per row while rows are merged
+CELL_NUMBERS = 30  # array elements in memory per row while rows are merged
 COARSER = 1.1
 COARSEST = 100  # a cell of 1.1^100 * 0.02 holds all rows
 ODDS_FOR_SIGNAL = 3.0  # aspect ratio of a cell: log odds per unit of asinh(s)

@@ -92,8 +92,8 @@ def observe(
 ) -> Samples:
     """Return samples for the rows of a set, as numpy arrays or on a torch device.
 
-    Logits are multiplied by ``scale``. ``exact`` avoids the table of curves, which limits the range
-    of beta.
+    Logits are multiplied by ``scale``. ``exact`` avoids tabulated curves, which limit the range of
+    beta.
     """
     means = mean_gaps(data) * scale if with_mean_gaps else None
     curve = ExactCurve.build if exact or data.k <= MANY_CLASSES else TabulatedCurve.build
@@ -108,7 +108,7 @@ def observe(
 
 
 def correctness(data: CalibrationSet) -> Floats:
-    """Return an array (n,) with 1.0 where the largest logit is that of the label, else 0.0."""
+    """Return an array (n,): 1.0 where the label has the largest logit, else 0.0."""
     return np.asarray(data.logits.argmax(axis=1) == data.labels, dtype=np.float64)
 
 

@@ -35,7 +35,7 @@ class Nodes:
         return OCTAVES_DOWN * self.per_octave
 
     def chained(self) -> list[int]:
-        """Return all nodes in chains, within which each node is an octave above the last one."""
+        """Return all nodes, ordered in chains whose nodes are one octave apart."""
         chains = (range(first, self.count, self.per_octave) for first in range(self.per_octave))
         return [node for chain in chains for node in chain]
 
@@ -49,7 +49,7 @@ class CurveTable(NamedTuple):
 
     ``values`` (2 nodes + 2, n) in float32 holds r at every node, dr/dlog(beta) at every node, and
     the second derivative at the first and the last node. ``margin`` (n,) is in float64. ``correct``
-    (n,) is 1.0 for rows whose largest logit is that of the label, and 0.0 for others.
+    (n,) is 1.0 for rows whose label has the largest logit, and 0.0 for others.
     """
 
     values: Floats
@@ -66,10 +66,10 @@ class CurveTable(NamedTuple):
 def tabulate(data: CalibrationSet, scale: float, nodes: Nodes) -> CurveTable:
     """Return the table of all rows of a set, computed in one pass.
 
-    Logits are multiplied by ``scale``. The weights of a node are the squares of those of the node
-    an octave below, since exp(-2 b e) = exp(-b e)^2. Every ``RESTART`` octaves they are computed
-    from scratch, to limit rounding errors. If E and V are the mean and variance of e under the
-    weights, r' = -b E and r'' = r' + b^2 V.
+    Logits are multiplied by ``scale``. The weights at a node are the squared weights at the node an
+    octave below, since exp(-2 b e) = exp(-b e)^2. Every ``RESTART`` octaves, they are computed from
+    scratch to limit rounding errors. If E and V are the mean and variance of e under the weights,
+    r' = -b E and r'' = r' + b^2 V.
     """
     last = nodes.count - 1
     values = np.empty((2 * nodes.count + 2, data.n), dtype=np.float32)
@@ -108,8 +108,8 @@ def _excess(
     """Return ``d_k - margin`` and the margins, both multiplied by the scale, and the top classes.
 
     The top class and classes at -inf have no weight at any node. In a row with a single finite
-    logit, one other class has weight, so that r is 0, but the margin is so large that this has no
-    effect.
+    logit, one other class does have weight, which makes r 0; the margin is so large that this has
+    no effect.
     """
     top = np.expand_dims(block.argmax(axis=axis), axis)
     rest = scratch.take("rest", block.shape, block.dtype)

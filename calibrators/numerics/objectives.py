@@ -1,9 +1,8 @@
 """Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
-An objective takes beta, which is an array with a number for each sample or a single number for all.
-It returns its value and the derivative with respect to each sample's log beta. The same code runs
-on numpy arrays and torch tensors. c is the confidence of a prediction, and a is 1 if it is correct,
-else 0.
+An objective takes beta, either one number per sample or a single number for all. It returns its
+value and the derivative with respect to each sample's log beta. The same code runs on numpy arrays
+and torch tensors. c is the confidence of a prediction, and a is 1 if it is correct, else 0.
 
 - ``nll``: mean of -log p_y.
 - ``label_smoothing``: mean cross-entropy against the labels (1 - e) onehot + e / k.
@@ -53,13 +52,13 @@ GRID = 2048
 def make_objective(
     name: str, samples: Samples, *, bins: int = 15, lam: float = 200.0, delta: float = 1e-3
 ) -> Objective:
-    """Return the objective with this name on the given samples."""
+    """Return the named objective for the given samples."""
     match name:
         case "nll":
             return lambda beta: _linear(samples, samples.label_gap, beta)
         case "label_smoothing":
             if samples.mean_gap is None:
-                raise ParameterError("bad_parameter", "label_smoothing needs the mean gaps")
+                raise ParameterError("bad_parameter", "label_smoothing needs samples with mean_gap")
             gap = (1 - SMOOTHING) * samples.label_gap + SMOOTHING * samples.mean_gap
             return lambda beta: _linear(samples, gap, beta)
         case "mse":

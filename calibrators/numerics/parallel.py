@@ -1,8 +1,7 @@
 """Process large arrays in blocks that fit a core's cache, on several threads.
 
 numpy releases the GIL while it computes, so two threads are nearly twice as fast as one. Results
-are returned in the order of the blocks, so their sum is the same to the last bit on any number of
-threads.
+are returned in block order, so their sum is the same to the last bit for any number of threads.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def scratch_bytes() -> int:
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Yield slices of rows that are small enough for the block to stay in the cache.
+    """Yield slices of rows, small enough for each block to stay in the cache.
 
     >>> list(row_blocks(100_000, 1))
     [slice(0, 100000, None)]

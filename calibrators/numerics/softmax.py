@@ -1,6 +1,6 @@
-"""The blocked softmax of temperature-type maps, and the sums over classes that their fits need.
+"""Blocked softmax for temperature-type maps, and the sums over classes for fitting them.
 
-They only use numpy, and are exact to the precision of the logits.
+Both use only numpy, and are exact to the precision of the logits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ InverseTemperature = Callable[[Floats], Floats | float] | Floats
 
 
 def softmax(logits: Floats, inverse_temperature: InverseTemperature | None = None) -> Floats:
-    """Return row-wise ``softmax(logits * inverse_temperature(logits))`` and check the rows.
+    """Check the rows and return their ``softmax(logits * inverse_temperature(logits))``.
 
     ``inverse_temperature`` may also be an array (n,) with a number for each row. Raise a MapError
-    if the probabilities of a row are not finite because of it. The largest logit is subtracted
-    before any multiplication, so margins of 1e4 and -inf are exact, and the largest logit always
-    has the largest probability.
+    if it makes the probabilities of a row non-finite. The largest logit is subtracted before any
+    multiplication, so margins of 1e4 and -inf are exact, and the largest logit always has the
+    largest probability.
 
     >>> softmax(np.array([[0.0, -np.inf], [1e4, 0.0], [3.0, 3.0]])).tolist()
     [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
@@ -139,7 +139,7 @@ def rewritten(
 
 
 def margins(logits: Floats) -> Floats:
-    """Return each row's largest minus second largest logit (n,); inf if only one is finite.
+    """Return each row's largest minus its second-largest logit (n,); inf if only one is finite.
 
     >>> margins(np.array([[1.0, 3.0, 2.5], [2.0, 2.0, 0.0]])).tolist()
     [0.5, 0.0]
@@ -153,7 +153,7 @@ def margins(logits: Floats) -> Floats:
 
 
 def two_largest(block: Floats, axis: int) -> tuple[Floats, Floats]:
-    """Return the largest and second largest value along an axis of a 2-d block."""
+    """Return the largest and second-largest values along an axis of a 2-d block."""
     if axis == 0:
         largest, second = block[0].copy(), np.full(block.shape[1], -np.inf, dtype=block.dtype)
         for row in block[1:]:
@@ -192,10 +192,10 @@ class PartitionSums(NamedTuple):
 
 
 def partition_sums(logits: Floats, row_max: Floats, beta: float) -> PartitionSums:
-    """Return the sums that temperature scaling needs, where ``d = row_max - logits``.
+    """Return the sums for fitting a temperature, where ``d = row_max - logits``.
 
     Blocks are computed in the dtype of the logits and summed in float64. The moments of ``beta d``
-    are used, because its size does not depend on the scale of the logits.
+    are used because its size does not depend on the scale of the logits.
     """
 
     def work(start: int, stop: int, scratch: Scratch) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The credible band of a map on the rows that it was judged on, for a report and its charts."""
+"""The credible band of a map on its judged rows, for reports and charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_ROWS = 5
 class BandCell:
     """Rows of similar confidence: their mean confidence and the mean bounds of the 90 % band.
 
-    ``margin`` is "all", or the name of the third of the margins that the rows belong to.
+    ``margin`` is "all", or the name of the margin third that the rows belong to.
     """
 
     margin: str

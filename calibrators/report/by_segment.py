@@ -28,14 +28,15 @@ class SegmentSide:
     def excess(self) -> float:
         """The ECE minus the 95 % quantile of its noise floor.
 
-        The mean is not a suitable reference: the ECE of a segment with one row is never near it.
+        The mean is no suitable reference, because the ECE of a segment with one row is never near
+        it.
         """
         return self.ece - self.noise_floor.quantile95
 
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """A segment: its name, the number of judged rows that belong to it, and both sides."""
+    """A segment: its name, its number of judged rows, and both sides."""
 
     name: str
     rows: int
@@ -46,7 +47,7 @@ class SegmentRow:
 def by_segment(
     segments: Segments, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[SegmentRow, ...]:
-    """Return the segments with the most rows, up to 100, sorted from worst to best.
+    """Return up to 100 segments, those with the most rows, sorted from worst to best.
 
     The worst segment is the one whose ECE on the after side is farthest above the 95 % quantile of
     its noise floor. ``options`` must include bins and seed.

@@ -39,7 +39,7 @@ def temperatures_of(
 ) -> tuple[TemperatureCell, ...]:
     """Return the temperatures of a map on a set, by margin; empty if it has no temperatures.
 
-    ``margin`` (n,) is the logit margin of each row, if it is already known.
+    ``margin`` (n,) is the logit margin of each row, if already known.
 
     >>> from calibrators.methods.temperature import TemperatureMap
     >>> data = CalibrationSet([[0.0, 1.0], [0.0, 3.0]], [1, 0])
@@ -54,11 +54,11 @@ def temperatures_of(
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:
-    """Return the temperatures of a map by margin; ``values`` are of the kind it was fitted on."""
+    """Return the temperatures of a map by margin, for ``values`` of the kind it was fitted on."""
     if not isinstance(fitted, TemperatureTypeMap):
         raise ParameterError(
             "no_temperature",
-            f"fitted must be a map of temperature type, got a {fitted.method!r} map",
+            f"fitted must be a temperature-type map, got a {fitted.method!r} map",
         )
     temperatures = fitted.temperatures(values)
     return cells_of(margins(fitted.read(values)[0]), temperatures)

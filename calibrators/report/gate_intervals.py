@@ -1,7 +1,7 @@
 """Conservative intervals for gates, for cases in which a bootstrap fails.
 
-If the rows of a bin are all correct or all wrong, resampling them shows no spread; and because
-noise increases any ECE, its bootstrap is biased.
+If the rows of a bin are all correct or all wrong, resampling them shows no spread. The bootstrap of
+an ECE is biased, because noise inflates any ECE.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Inte
 
     The error is at least the overall gap between accuracy and mean confidence (Jensen's
     inequality). The upper bound is therefore at least the square of the largest overall gap that
-    Wilson's interval of the accuracy allows. In the lower bound, a bin in which all outcomes are
+    Wilson's interval for the accuracy allows. In the lower bound, a bin whose outcomes are all
     equal contributes only the part of its gap that lies outside Wilson's interval.
 
     >>> all_right = Bin(0.0, 1.0, 100.0, 0.999, 1.0, 0.001, 0.963, 1.0)
@@ -44,11 +44,11 @@ def cautious(squared_error: Interval, bins: Iterable[Bin], level: float) -> Inte
 def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     """Return the interval of the ECE that decides a gate, from an equal-width table.
 
-    The value is the ECE itself, which noise increases. The lower bound is the ECE minus an upper
+    The value is the ECE itself, which noise inflates. The lower bound is the ECE minus an upper
     quantile of the noise, where only gaps beyond 2.5 standard errors count as real and all other
     bins count as calibrated. It is 0 if a calibrated model could have such an ECE by chance. The
     upper bound is not corrected for noise: it is the ECE plus a quantile of its spread, and at
-    least the largest overall gap that Wilson's interval of the accuracy allows. The numbers of
+    least the largest overall gap that Wilson's interval for the accuracy allows. The numbers of
     correct rows are drawn from binomial distributions; confidences and bins stay fixed.
 
     >>> calibrated = [Bin(0.8, 1.0, 1000.0, 0.9, 0.91, 0.01, 0.89, 0.93)]
@@ -77,7 +77,7 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     if value > np.quantile(drawn(confidence), above):
         added = drawn(confidence + significant) - np.abs(rows * significant).sum() / total
         low = max(0.0, value - float(np.quantile(added, above)))
-    # an added row with the bin's mean confidence gives some spread to bins of equal outcomes
+    # a pseudo-row with the bin's mean confidence gives some spread to bins with equal outcomes
     spread = drawn((right + confidence) / (rows + 1))
     high = value + float(spread.mean() - np.quantile(spread, below))
     high = min(1.0, max(high, _largest_gap(rows, right, claimed, level)))
@@ -85,14 +85,14 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
 
 
 def _sums(bins: Iterable[Bin]) -> tuple[Floats, Floats, Floats]:
-    """Return the numbers of rows and correct rows, and the sums of confidence, of filled bins."""
+    """Return the row counts, correct-row counts and confidence sums of the non-empty bins."""
     table = np.array([(one.count, one.accuracy or 0.0, one.confidence or 0.0) for one in bins])
     rows, accuracy, confidence = table[table[:, 0] > 0].T
     return rows, rows * accuracy, rows * confidence
 
 
 def _largest_gap(rows: Floats, right: Floats, claimed: Floats, level: float) -> float:
-    """Return the largest overall gap that Wilson's interval of the accuracy allows."""
+    """Return the largest overall gap that Wilson's interval for the accuracy allows."""
     total = rows.sum()
     low, high = wilson(np.array([right.sum() / total]), np.array([total]), level)
     mean = float(claimed.sum() / total)
@@ -100,7 +100,7 @@ def _largest_gap(rows: Floats, right: Floats, claimed: Floats, level: float) -> 
 
 
 def _doubtful(one: Bin) -> float:
-    """Return the part of the squared gap of a bin without spread that may be due to chance."""
+    """Return the part of a bin's squared gap that may be due to chance; 0 if it has spread."""
     if one.accuracy not in (0.0, 1.0) or one.confidence is None or one.gap is None:
         return 0.0
     low, high = one.accuracy_low or 0.0, one.accuracy_high or 0.0

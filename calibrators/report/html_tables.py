@@ -1,4 +1,4 @@
-"""The content of a report as HTML tables and lists. All strings are escaped."""
+"""A report's content as HTML tables and lists; all strings are escaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOISE_FLOOR = (
 
 
 def metrics(report: Report) -> str:
-    """Return the table of metrics, with intervals, noise floor and definitions as tooltips."""
+    """Return the table of metrics, with intervals, noise floor, and definitions as tooltips."""
     level = f"with a {100 * report.level:g} % interval below each value"
     names = [*report.sides, *(["change"] if report.before else [])]
     rows = []
@@ -73,7 +73,7 @@ def _floor(metric: Metric, floor: NoiseFloor) -> str:
 def classes(report: Report) -> str:
     """Return the table of the worst classes; all but the first few are collapsed."""
     if not report.by_class:
-        return "<p>This report was created before reports had a table of classes.</p>"
+        return "<p>This report predates the table of classes.</p>"
     shown, more = report.by_class[:WORST], report.by_class[WORST:]
     words = (
         f"all {report.k:,} classes"
@@ -103,7 +103,7 @@ def _class_cells(row: ClassRow) -> list[str]:
 
 
 def segments(report: Report) -> str:
-    """Return the table of the segments with the most rows, worst first; empty if there are none."""
+    """Return the table of the largest segments, worst first; empty if there are no segments."""
     if not report.by_segment:
         return ""
     shown, more = report.by_segment[:WORST], report.by_segment[WORST:]

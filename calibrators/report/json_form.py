@@ -69,7 +69,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return the reader for an annotation; it is cached, as a report has thousands of values."""
+    """Return the reader for an annotation; cached because a report has thousands of values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return lambda value: None if value is None else _read(arguments[0], value)

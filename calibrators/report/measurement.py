@@ -1,6 +1,6 @@
 """Measurements of a report: metrics with intervals, and reliability tables, overall and by margin.
 
-No value is NaN or infinite: values that do not exist are None, so that a report is plain JSON.
+Values are never NaN or infinite: undefined values are None, so that a report is plain JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLOOR_DRAWS = 200
 class Bin:
     """One row of a reliability table; ``gap`` is the accuracy minus the confidence.
 
-    ``accuracy_low`` and ``accuracy_high`` are the bounds of Wilson's interval of the accuracy. In
+    ``accuracy_low`` and ``accuracy_high`` are the bounds of Wilson's interval for the accuracy. In
     an empty bin, all fields except the edges and the count are None.
     """
 
@@ -68,7 +68,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MarginSide:
-    """Calibration of a third of the rows: equal-width ECE, noise floor, both reliability tables."""
+    """One side of a margin third: equal-width ECE, noise floor and both reliability tables."""
 
     ece: float
     noise_floor: NoiseFloor
@@ -109,7 +109,7 @@ def measure(
 
 
 def reliability_bins(table: BinTable, level: float = 0.95) -> tuple[Bin, ...]:
-    """Return the rows of a reliability table, with Wilson's interval of each accuracy.
+    """Return the rows of a reliability table, with Wilson's interval for each accuracy.
 
     >>> from calibrators.metrics import equal_width
     >>> first, second = reliability_bins(equal_width([0.9, 0.8], [True, False], bins=2))
@@ -158,7 +158,7 @@ def thirds(margin: Floats) -> list[tuple[str, NDArray[np.bool_]]]:
 def by_margin(
     margin: Floats, after: TopLabel, before: TopLabel | None, options: dict[str, Any]
 ) -> tuple[MarginThird, ...]:
-    """Return the reliability in each third of the margins; thirds that are empty are left out."""
+    """Return the reliability in each third of the margins; empty thirds are left out."""
     if margin.shape != after.confidence.shape or np.isnan(margin).any():
         raise DataError(
             "bad_margin",

@@ -1,7 +1,6 @@
 """A report as an HTML fragment for notebooks, with scoped styles for light and dark themes.
 
-The theme of a notebook can differ from that of the browser, so the CSS selectors of known front
-ends are used.
+A notebook's theme can differ from the browser's, so the CSS selectors of known front ends are used.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from calibrators.report import html_page, html_tables
 if TYPE_CHECKING:
     from calibrators.report.report import Report
 
-# the class is repeated so that its specificity is higher than that of the notebook's table styles
+# the class is repeated to outrank the specificity of the notebook's table styles
 SCOPE = ".calibrd.calibrd"
 LIGHT_THEMES = ('[data-jp-theme-light="true"]', ".vscode-light", "html[theme=light]")
 DARK_THEMES = ('[data-jp-theme-light="false"]', ".vscode-dark", "html[theme=dark]")
 
 
 def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str:
-    """Return a heading, facts by name, and a report as HTML; all strings are escaped."""
+    """Return a title, named facts and a report as HTML; all strings are escaped."""
     body = f"<p class='title'>{escape(title)}</p>"
     if report is not None:
         body += html_page.header(report)
@@ -35,7 +34,7 @@ def fragment(title: str, facts: Mapping[str, Any], report: Report | None) -> str
 
 
 def scoped(css: str) -> str:
-    """Return flat CSS rules, limited to our own element.
+    """Return flat CSS rules, scoped to our own element.
 
     >>> scoped("th, td { margin: 0; }")
     '.calibrd.calibrd th, .calibrd.calibrd td { margin: 0; }'

@@ -62,16 +62,16 @@ class Report(Measurement):
 
     The inherited fields describe the probabilities that were evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
-    intervals of after minus before, and ``verdict`` is the conclusion; if there is no ``before``,
-    the others are empty or None as well. ``chance`` tests whether the labels depend on the
-    probabilities at all, on the side where this is clearer; it is None if all labels are equal.
+    intervals of after minus before, and ``verdict`` is the conclusion; without ``before``, these
+    are empty or None as well. ``chance`` tests whether the labels depend on the probabilities at
+    all, on the side where this is clearer; it is None if all labels are equal.
 
     ``by_margin`` splits the rows into thirds of the logit margin. ``by_class`` holds the worst
     calibrated classes (at most 50, worst first), and ``by_segment`` the segments with the most rows
     (at most 100, worst first); ``segments`` is the number of all segments. ``temperatures`` holds
-    those of a map of temperature type, by margin. ``band`` is the 90 % credible band of a map that
-    has one, by confidence and third of the margins. ``conventions`` states in words how everything
-    is computed. ``fit`` is plain JSON about the map that was judged.
+    the temperatures of a temperature-type map, by margin. ``band`` is the 90 % credible band of a
+    map that has one, by confidence and margin third. ``conventions`` states in words how everything
+    is computed. ``fit`` is plain JSON about the judged map.
     """
 
     n: int
@@ -145,20 +145,20 @@ class Report(Measurement):
 
     @property
     def chance_warning(self) -> str:
-        """Return a warning if the labels are not predicted better than by chance, else empty."""
+        """Warning that the labels are predicted no better than by chance; empty if they are."""
         return text.chance_warning(self)
 
     @property
     def is_at_chance(self) -> bool:
-        """Whether the labels are not predicted measurably better than by chance."""
+        """True if the labels are not predicted measurably better than by chance."""
         return self.chance is not None and not self.chance.is_above_chance
 
     def tested_again(self, probabilities: ArrayLike, labels: ArrayLike) -> Report:
         """Return the report with a second test against chance, on more rows.
 
-        If the report is at chance so far, the clearer test counts. If it is not, the second test
-        counts only if it finds classes whose columns are permuted. The probabilities must be the
-        model's own if the rows include some that the map was fitted on.
+        If the report is at chance so far, the clearer test counts. Otherwise, the second test
+        counts only if it finds classes whose columns are permuted. If the map was fitted on some of
+        the rows, the probabilities must be the model's own.
         """
         if self.chance is None:
             return self
@@ -186,11 +186,11 @@ class Report(Measurement):
         return text.summary(self)
 
     def chart(self) -> dict[str, Any]:
-        """Return the overview as a Vega-Lite specification, a plain dict that includes its data."""
+        """Return the overview chart as a Vega-Lite specification, a plain dict with its data."""
         return charts.before_after(self)
 
     def to_frame(self) -> Any:
-        """Return the metrics as a pandas DataFrame: before, after, change, and the interval.
+        """Return the metrics as a pandas DataFrame: before, after, change and interval.
 
         ``low`` and ``high`` are the bounds of the change, or of the value if there is no "before".
         """
@@ -225,7 +225,7 @@ class Report(Measurement):
                 raise ValueError(f"format must be {FORMAT}, got {values.get('format')!r}")
             return from_plain(cls, document)
         except (TypeError, ValueError, AttributeError) as error:
-            raise DataError("not_a_report", f"not a calibrd report: {error}") from error
+            raise DataError("not_a_report", f"this is not a calibrd report: {error}") from error
 
     def save(self, path: str | Path, *, title: str = "Calibration report") -> Path:
         """Write the report as .html (self-contained) or .json, or its chart as .svg or .png."""
@@ -252,7 +252,7 @@ class Report(Measurement):
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Return all representations; most front ends show HTML, some draw the chart themselves.
 
-        Without this method, the plain-text form in IPython would be the short ``repr``.
+        Without this method, IPython would show the short ``repr`` as plain text.
         """
         return {
             charts.MIME_TYPE: self.chart(),
@@ -276,7 +276,7 @@ class Report(Measurement):
 
 
 def widened(change: Mapping[str, Interval], folds: int) -> dict[str, Interval]:
-    """Return the changes of metrics on out-of-fold probabilities, widened by the metrics' rules.
+    """Return the changes, widened for out-of-fold probabilities by the rules of the metrics.
 
     ``folds`` is the number of fits that the probabilities come from; 1 changes nothing.
     """
@@ -317,7 +317,7 @@ def evaluate(
     both sides, the paired change of each metric and, with at least 100 draws, a verdict. ``margin``
     (n,) is the largest minus the second largest logit; by default, it is derived from the
     uncalibrated probabilities. ``segments`` (n,) names the segment of each row, for a table by
-    segment. ``ood`` (m, k) holds the probabilities of out-of-distribution rows, for the AUROC of
+    segment. ``ood`` (m, k) holds the probabilities of out-of-distribution rows, to add the AUROC of
     their entropy; with ``before``, pass ``ood_before`` as well. ``draws`` and ``level`` configure
     the bootstrap, and ``judged_on`` describes the rows in words. If the probabilities are
     out-of-fold, ``folds`` is the number of fits. ``report.conventions`` states how everything is

@@ -1,4 +1,4 @@
-"""Text of a report: its conventions, its verdict, and a table for terminals."""
+"""Text of a report: conventions, verdict, and a table for terminals."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "equal width": f"The {bins} bins are (i/{bins}, (i+1)/{bins}]: a confidence on an edge "
         "belongs to the bin below it, and 0 to the first bin. ECE is the mean absolute gap between "
         "accuracy and mean confidence, each bin weighted by its number of rows; MCE is the largest "
-        "gap of any bin that is not empty.",
+        "gap of any non-empty bin.",
         "equal mass": f"The {bins} bins hold equal numbers of the sorted confidences; equal "
         "confidences at an edge are shared between the bins in proportion, so that the order of "
         "the rows never matters.",
         "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
-        "minus the part that chance adds, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
+        "minus the part due to chance, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
         "is 0 for a calibrated model, so it can be negative; its square root then counts as 0.",
         "smooth ECE": "The gaps are not binned but smoothed by a Gaussian that is reflected at 0 "
         "and 1. The bandwidth is chosen so that it equals the resulting error.",
@@ -54,12 +54,12 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         f"they come from {draws:,} bootstrap draws of the rows, with fixed bins; the draws are "
         "shifted so that their mean is the estimate, because resampling adds noise a second time. "
         "For NLL and Brier score, they are the limit of many draws, computed from the mean, "
-        "variance and skewness. The accuracy has Wilson's interval, and its change has the "
-        "interval of Agresti and Min. The intervals of AUROC and AURC follow from the influence of "
-        "each row (DeLong). Changes are after minus before on the same rows. If each row is judged "
-        "by a fit on other folds, the intervals of the changes in NLL, Brier score, AUROC and AURC "
-        "are widened (by a factor of 1.5 for 5 folds; Nadeau & Bengio 2003), because such fits are "
-        "not independent.",
+        "variance and skewness. The accuracy has Wilson's interval, and its change has Agresti and "
+        "Min's interval. The intervals of AUROC and AURC follow from the influence of each row "
+        "(DeLong). Changes are after minus before on the same rows. If each row is judged by a fit "
+        "on other folds, the intervals of the changes in NLL, Brier score, AUROC and AURC are "
+        "widened (by a factor of 1.5 for 5 folds; Nadeau & Bengio 2003), because such fits are not "
+        "independent.",
         "noise floor": "The ECE of a perfectly calibrated model with these confidences on the same "
         f"number of rows: correctness is redrawn {FLOOR_DRAWS} times from the confidences, and the "
         "mean and the 95 % quantile are reported. An ECE below that quantile is no evidence of "
@@ -76,16 +76,16 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "predictions, the ECE with equal-width bins over its rows alone, and the noise floor of "
         f"that ECE. At most {MAX_REPORTED} segments are kept: those with the most rows, sorted by "
         "how far the ECE on the after side is above the 95 % quantile of its noise floor.",
-        "temperatures": "The temperatures by which a map of temperature type, fitted on all rows, "
+        "temperatures": "The temperatures by which a temperature-type map, fitted on all rows, "
         f"divides the logits of the judged rows. For each of {CELLS} equal cells of the margin, "
         f"from 0 to its {100 * SHOWN:g} % quantile: the mean, and the range of the middle 80 % of "
         "the rows.",
         "gate": "A gate uses the interval of the debiased squared error, which is widened because "
         "bins whose rows are all correct or all wrong show no spread: upwards to the largest "
-        "overall gap that Wilson's interval of the accuracy allows, and downwards by the part of "
+        "overall gap that Wilson's interval for the accuracy allows, and downwards by the part of "
         "such a bin's gap that may be due to chance. A gate on the ECE uses a separate interval. "
-        "Its lower bound is the ECE minus what noise may have added, or 0 if a calibrated model "
-        "could show such an ECE by chance. Its upper bound is the ECE plus a quantile of its "
+        "Its lower bound is the ECE minus the part that may be due to noise, or 0 if a calibrated "
+        "model could show such an ECE by chance. Its upper bound is the ECE plus a quantile of its "
         "spread.",
         "verdict": "Better means that the whole interval of the change lies on the better side of "
         "0, and worse that it lies on the worse side; a loss of AUROC counts only beyond "
@@ -96,11 +96,11 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "calibration is not better, the verdict is worse only if the five intervals, taken "
         "together, show a loss (at the level of 99 % instead of 95 % each). A verdict needs at "
         f"least {MIN_ROWS} rows.",
-        "chance": "Labels are at chance if their ranking is not better than that of 99 % of all "
-        "permutations of the labels: the AUROC of each class against the rest, averaged with "
-        "weights n_c (n - n_c), with the exact mean and variance over all permutations. This must "
+        "chance": "Labels are at chance if they are ranked no better than 99 % of all label "
+        "permutations. The ranking is the AUROC of each class against the rest, averaged with "
+        "weights n_c (n - n_c); its mean and variance over all permutations are exact. This must "
         "hold on both sides, and for the uncalibrated probabilities of the whole dataset. Accuracy "
-        "is not the criterion: for rare classes it may equal the share of the largest class.",
+        "is not the criterion: for rare classes, it may equal the share of the largest class.",
     }
 
 
@@ -160,11 +160,11 @@ def verdict_sentence(report: Report) -> str:
             return f"nothing is gained, and there are losses: {worse}"
         case Verdict.NO_MEASURABLE_CHANGE if worse:
             return (
-                f"calibration is neither measurably better nor worse; possible losses, "
-                f"not significant with five intervals tested: {worse}"
+                "calibration is neither measurably better nor worse; possible losses, "
+                f"not significant when five intervals are tested: {worse}"
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
-            return "calibration may be worse, but not significantly with five intervals tested"
+            return "calibration may be worse, but not significantly when five intervals are tested"
         case Verdict.AT_CHANCE if report.chance is not None:
             return chance_warning(report)
         case None:
@@ -174,7 +174,7 @@ def verdict_sentence(report: Report) -> str:
 
 
 def chance_warning(report: Report) -> str:
-    """Return what shows that the labels are not predicted better than by chance, else empty."""
+    """Return the evidence that labels are predicted no better than by chance; empty if none."""
     test = report.chance
     if test is None or test.is_above_chance:
         return ""
@@ -210,7 +210,7 @@ def _listed(classes: tuple[int, ...]) -> str:
 
 
 def _warnings(report: Report) -> list[str]:
-    """Return the messages of the fit's warnings; an untrusted report may contain anything."""
+    """Return the messages of the fit's warnings, checked because a report may be untrusted."""
     stored = report.fit.get("warnings")
     warnings = stored if isinstance(stored, list) else []
     return [str(one["message"]) for one in warnings if isinstance(one, dict) and "message" in one]
@@ -222,7 +222,7 @@ def _change(name: str, interval: Interval) -> str:
 
 
 def heading(report: Report) -> str:
-    """Return the numbers of rows and classes, and what the map was judged on."""
+    """Return the numbers of rows and classes, and a description of the judged rows."""
     return f"{report.n:,} rows, {report.k:,} classes; judged on: {report.judged_on}"
 
 

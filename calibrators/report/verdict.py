@@ -38,7 +38,7 @@ class _Explained(StrEnum):
 
 
 class Verdict(_Explained):
-    """Whether a calibration map improved the judged rows.
+    """The verdict on whether a calibration map improved the judged rows.
 
     "Better" means that the whole interval of the change lies on the better side of 0, and "worse"
     that it lies on the worse side.
@@ -72,7 +72,7 @@ class Verdict(_Explained):
     AT_CHANCE = (
         "at_chance",
         "the labels are not predicted measurably better than by chance, so they may belong to "
-        "other rows, or number the classes differently",
+        "other rows, or use a different class order",
     )
 
 
@@ -80,7 +80,7 @@ NEEDS_FORCE = (Verdict.WORSE, Verdict.INSUFFICIENT_DATA, Verdict.AT_CHANCE)
 
 
 class Gate(_Explained):
-    """Whether a calibration error, or an ECE, is known to be within a limit.
+    """The outcome of comparing a calibration error, or an ECE, with a limit.
 
     >>> str(Gate.PASS)
     'pass'
@@ -90,7 +90,7 @@ class Gate(_Explained):
     FAIL = "fail", "the whole interval of the calibration error is beyond the limit"
     INSUFFICIENT_DATA = (
         "insufficient_data",
-        "the interval of the calibration error contains the limit: more rows are needed to decide",
+        "the interval of the calibration error contains the limit: deciding needs more rows",
     )
 
 
@@ -102,8 +102,8 @@ def decide(n: int, change: Mapping[str, Interval], chance: ChanceTest | None = N
     does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
     a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
     five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
-    neither side; a missing change is not judged. If ``chance`` found nothing above chance, the
-    changes mean nothing, because a map can always be calibrated to labels of other rows.
+    neither side; missing changes are ignored. If ``chance`` found nothing above chance, the changes
+    mean nothing, because a map can always be calibrated to labels that belong to other rows.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
@@ -123,7 +123,7 @@ def decide(n: int, change: Mapping[str, Interval], chance: ChanceTest | None = N
 
 
 def lost(change: Mapping[str, Interval]) -> tuple[str, ...]:
-    """Return the names of the metrics of a verdict that are measurably worse.
+    """Return the names of the judged metrics that are measurably worse.
 
     The whole interval must lie on the worse side of 0. For the AUROC, it must lie beyond 0.1
     points, because temperature scaling of more than two classes reorders the rows slightly, which
@@ -168,7 +168,7 @@ def together(interval: Interval) -> Interval:
 
 
 def _loss(interval: Interval, better: int) -> float:
-    """Return the part of a loss that is certain: the bound of the interval on the better side.
+    """Return the certain part of a loss: the bound of the interval on the better side.
 
     ``better`` is 1 if higher is better, and -1 if lower is better.
     """

@@ -58,7 +58,7 @@ def as_segments(values: Any, name: str = "segments") -> Array:
     >>> as_segments(["web", None])
     Traceback (most recent call last):
     calibrators.errors.DataError: segments must be all strings or all integers, with a name \
-such as 'other' for rows that have no segment (1 row breaks this rule, first row 1)
+such as 'other' for rows that have no segment (1 invalid row, first row 1)
     """
     if isinstance(values, list | tuple):
         return _from_cells(values, name)

@@ -158,7 +158,9 @@ def test_the_band_holds_the_confidence_and_widens_with_its_level() -> None:
 
 def test_only_some_maps_have_a_band() -> None:
     data = draw(500, 3)
-    with pytest.raises(DataError, match="'temperature' has no credible interval: fit 'additive'"):
+    with pytest.raises(
+        DataError, match="'temperature' map has no credible interval: fit 'additive'"
+    ):
         TemperatureScaling().fit(data).interval(data.logits)
     fitted = Additive().fit(data)
     for level in (0, 1, -0.5, float("nan"), 0.99999999999999994, 1 - 1e-12):

@@ -127,7 +127,7 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
 def test_arrays_must_be_finite() -> None:
     fitted = archive.load(SMART)
     broken = replace(fitted, b1=np.full(16, np.nan))  # type: ignore[call-arg]
-    with pytest.raises(ArchiveError, match="not finite"):
+    with pytest.raises(ArchiveError, match="NaN or infinite"):
         archive.load(archive.dump(broken))
 
 

@@ -209,7 +209,7 @@ def test_shuffled_labels_are_at_chance(method: str, n: int, k: int) -> None:
 def test_the_report_names_it() -> None:
     report = fit_and_judge(make_recipe("temperature", {}), shuffled(overconfident(2000, 10, 3.0)))
     sentence = report.report.verdict_sentence
-    assert "so they may belong to other rows, or number" in sentence
+    assert "so they may belong to other rows, or use a different class order" in sentence
     assert "with shuffled labels" in sentence
     assert f"verdict: at_chance ({sentence})" in report.report.summary()
     page = html_page.render(report.report, draw=lambda _: "")

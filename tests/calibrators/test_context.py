@@ -50,5 +50,5 @@ def test_all_parts_can_be_cancelled() -> None:
 
 def test_devices_are_named_as_torch_names_them() -> None:
     assert FitContext("cuda:1").device == "cuda:1"
-    with pytest.raises(FitError, match="device must be cpu, cuda or cuda:N, got 'gpu'"):
+    with pytest.raises(FitError, match="device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"):
         FitContext("gpu")

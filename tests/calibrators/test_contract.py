@@ -267,7 +267,7 @@ def test_refuses_rows_without_a_softmax(
 ) -> None:
     rows = np.zeros((70_000, 5), dtype=np.float32)
     rows[[69, 60_000], 1] = value
-    with pytest.raises(DataError, match=rf"{rule} \(2 rows break this rule, first row 69\)"):
+    with pytest.raises(DataError, match=rf"{rule} \(2 invalid rows, first row 69\)"):
         applied(fitted, rows)
 
 

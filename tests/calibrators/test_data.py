@@ -59,8 +59,8 @@ def test_bad_input_is_named(
     assert caught.value.code == code
     assert (caught.value.rows, caught.value.first) == (rows, first)
     if rows is not None:
-        noun = "row breaks" if rows == 1 else "rows break"
-        assert f"({rows} {noun} this rule, first row {first})" in str(caught.value)
+        noun = "row" if rows == 1 else "rows"
+        assert f"({rows} invalid {noun}, first row {first})" in str(caught.value)
 
 
 def test_bad_rows_are_found_far_into_a_large_set() -> None:
@@ -177,7 +177,7 @@ def test_maps_have_a_short_repr() -> None:
 def test_labels_that_start_at_1_are_recognised() -> None:
     with pytest.raises(DataError, match=r"lie in 0..2, got 1 to 3 \(labels start at 1: sub"):
         CalibrationSet(np.eye(3), [1, 2, 3])
-    with pytest.raises(DataError, match=r"got 0 to 3 \(1 row") as caught:
+    with pytest.raises(DataError, match=r"got 0 to 3 \(1 invalid row") as caught:
         CalibrationSet(np.eye(3), [0, 2, 3])
     assert caught.value.hint == hint_of("label_out_of_range") != ""
 
@@ -248,7 +248,7 @@ def test_split_refuses_impossible_fractions(fraction: float) -> None:
 def test_split_refuses_empty_parts() -> None:
     with pytest.raises(DataError, match="cannot be split"):
         draw(2, 2).split(0.01)
-    with pytest.raises(DataError, match="between 2 and the 3 rows"):
+    with pytest.raises(DataError, match=r"between 2 and the number of rows \(3\)"):
         draw(3, 2).folds(4)
 
 

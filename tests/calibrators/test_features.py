@@ -81,9 +81,7 @@ def test_features_that_break_a_rule_are_refused(features: Any, code: str, rule: 
 def test_features_that_are_not_finite_are_counted(value: float) -> None:
     features = np.ones((300, 4000), np.float16)  # several blocks
     features[[150, 280], [7, 3999]] = value
-    with pytest.raises(
-        DataError, match=r"finite \(2 rows break this rule, first row 150\)"
-    ) as caught:
+    with pytest.raises(DataError, match=r"finite \(2 invalid rows, first row 150\)") as caught:
         DATA.with_features(features)
     assert caught.value.code == "features_not_finite"
 

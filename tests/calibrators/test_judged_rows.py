@@ -93,7 +93,7 @@ def test_damaged_and_forged_bytes_are_refused() -> None:
             JudgedRows.load(one)
         assert refused.value.code == code
     header = body[4 : 4 + length].replace(b'"rows":200', b'"rows":2e9')
-    with pytest.raises(ArchiveError, match="does not match them"):
+    with pytest.raises(ArchiveError, match="do not match their header"):
         JudgedRows.load(resealed(content, struct.pack("<I", len(header)) + header))
 
 

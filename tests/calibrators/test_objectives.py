@@ -92,7 +92,7 @@ def test_a_weight_is_as_many_rows(name: str) -> None:
 
 
 def test_label_smoothing_refuses_samples_without_mean_gaps() -> None:
-    with pytest.raises(ParameterError, match="needs the mean gaps"):
+    with pytest.raises(ParameterError, match="needs samples with mean_gap"):
         make_objective("label_smoothing", observe(draw(20, 3)))
 
 

@@ -50,7 +50,7 @@ def test_real_sample_and_probabilities() -> None:
 
 def test_a_wrong_model_is_not_returned() -> None:
     data = onnx.export(TemperatureMap(k=3, temperature=1.5))
-    with pytest.raises(ExportError, match="onnxruntime differs from the map by"):
+    with pytest.raises(ExportError, match="must agree with the map to 1e-06, but differs by"):
         onnx.prove(TemperatureMap(k=3, temperature=1.500001e0 * 1.01), data)
 
 

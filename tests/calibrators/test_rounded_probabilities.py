@@ -174,7 +174,7 @@ def test_sums_may_be_off_by_rounding() -> None:
     assert "multiples of 0.01" in str(w[0].message)
     broken = given.copy()
     broken[5] = 0
-    with pytest.raises(DataError, match=r"sum to 1;.* \(1 row breaks this rule, first row 5\)"):
+    with pytest.raises(DataError, match=r"sum to 1;.* \(1 invalid row, first row 5\)"):
         CalibrationSet.from_probabilities(broken, labels)
     with pytest.raises(DataError, match="must sum to 1"):
         CalibrationSet.from_probabilities(given, labels, rounding=0.0)

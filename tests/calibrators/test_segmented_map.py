@@ -101,7 +101,7 @@ def test_invalid_segments_are_refused(fitted: SegmentedMap, segments: Any, code:
 def test_a_map_without_segments_refuses_them() -> None:
     plain = TemperatureMap(k=2, temperature=2.0)
     for call in (plain.apply, plain.transform):
-        with pytest.raises(DataError, match="'temperature' has no segments: leave them out"):
+        with pytest.raises(DataError, match="'temperature' map has no segments: leave them out"):
             call([[2.0, 0.0]], ["a"])
     named = CalibrationSet([[2.0, 0.0]], [0], ["a"])
     np.testing.assert_array_equal(plain.apply_set(named), plain.apply([[2.0, 0.0]]))

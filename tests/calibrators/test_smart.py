@@ -229,8 +229,8 @@ def test_boundary_and_flat_logits_give_the_temperature_map() -> None:
 
 def test_unknown_devices_are_refused_with_a_list_of_the_available_ones() -> None:
     for device, words in (
-        ("cuda:99", "one of those available here"),
-        ("abacus", "cpu, cuda or cuda:N"),
+        ("cuda:99", "available on this machine"),
+        ("abacus", "'cpu', 'cuda' or 'cuda:N'"),
     ):
         with pytest.raises(FitError, match=f"device must be {words}") as caught:
             Smart().fit(draw(50, 3), device=device)

@@ -39,7 +39,7 @@ ERRORS = {
     ),
     "422": (
         "The values are invalid, or have the wrong number of classes",
-        "logits must not be NaN (1 row breaks this rule, first row 1)",
+        "logits must not be NaN (1 invalid row, first row 1)",
     ),
     "503": (
         "A component of the service is unavailable",

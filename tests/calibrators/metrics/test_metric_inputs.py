@@ -41,42 +41,42 @@ REFUSED = {
     "nan": (
         altered(1, 2, np.nan),
         LABELS,
-        "probabilities must be finite (no NaN, no infinity) (1 row breaks this rule, first row 1)",
+        "probabilities must be finite (no NaN, no infinity) (1 invalid row, first row 1)",
     ),
     "infinite": (altered(2, 0, np.inf), LABELS, "probabilities must be finite"),
     "negative": (
         altered(2, 0, -0.1),
         LABELS,
-        "probabilities must lie in [0, 1] (1 row breaks this rule, first row 2)",
+        "probabilities must lie in [0, 1] (1 invalid row, first row 2)",
     ),
-    "above one": (altered(0, 1, 1.1), LABELS, "probabilities must lie in [0, 1] (1 row"),
+    "above one": (altered(0, 1, 1.1), LABELS, "probabilities must lie in [0, 1] (1 invalid row"),
     "sum": (
         altered(1, 0, 0.2),
         LABELS,
-        "probabilities must sum to 1 in each row (1 row breaks this rule, first row 1)",
+        "probabilities must sum to 1 in each row (1 invalid row, first row 1)",
     ),
     "logits": (
         [[4.0, -2.0], [3.0, 1.0]],
         [0, 1],
-        "these look like logits; apply softmax or a calibration map first",
+        "these look like logits: apply softmax or a calibration map first",
     ),
     "binary logits": ([4.0, -2.0], [0, 1], "these look like logits"),
     "three axes": (GOOD[None], LABELS, "probabilities must have shape (n, k), (n,) or (n, 1)"),
     "no rows": (np.empty((0, 3)), [], "probabilities must have at least one row"),
     "no classes": (np.empty((3, 0)), LABELS, "probabilities must have at least 2 classes"),
-    "text": (np.array([["a", "b"]]), [0], "probabilities must be real numbers, got dtype"),
+    "text": (np.array([["a", "b"]]), [0], "probabilities must be an array of numbers, got"),
     "label below": (
         GOOD,
         [0, -1, 2],
-        "labels must lie in 0..2 (1 row breaks this rule, first row 1)",
+        "labels must lie in 0..2 (1 invalid row, first row 1)",
     ),
     "label above": (
         GOOD,
         [0, 3, 3],
-        "labels must lie in 0..2 (2 rows break this rule, first row 1)",
+        "labels must lie in 0..2 (2 invalid rows, first row 1)",
     ),
-    "binary label": ([0.2, 0.9], [0, 2], "labels must lie in 0..1 (1 row"),
-    "float labels": (GOOD, [0.0, 1.0, 2.0], "labels must be integers, got dtype float64"),
+    "binary label": ([0.2, 0.9], [0, 2], "labels must lie in 0..1 (1 invalid row"),
+    "float labels": (GOOD, [0.0, 1.0, 2.0], "labels must be integers, got float64"),
     "label matrix": (GOOD, LABELS[:, None], "labels must have shape (n,), got (3, 1)"),
     "too few labels": (GOOD, [0, 1], "there must be one label per row, got 2 for 3 rows"),
 }
@@ -107,7 +107,7 @@ def test_few_rows_outside_are_not_called_logits() -> None:
 def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
     probabilities = np.tile(GOOD, (20_000, 1)).astype(np.float32)
     probabilities[41_234, 0] = np.nan
-    with pytest.raises(ValueError, match="1 row breaks this rule, first row 41234"):
+    with pytest.raises(ValueError, match="1 invalid row, first row 41234"):
         ece(probabilities, np.zeros(60_000, int))
 
 
@@ -134,10 +134,16 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
         (lambda: metrics.soft_ece(GOOD, LABELS, delta=-1.0), "delta must be at least 0"),
         (lambda: noise_floor([0.5], draws=0), "draws must be an integer of at least 1"),
         (lambda: noise_floor([]), "confidence must have shape (n,) with n >= 1"),
-        (lambda: noise_floor([0.5, np.nan]), "confidence must lie in [0, 1] (1 row"),
-        (lambda: TopLabel([0.5, 1.5], [True, True]), "confidence must lie in [0, 1] (1 row"),
+        (lambda: noise_floor([0.5, np.nan]), "confidence must lie in [0, 1] (1 invalid row"),
+        (
+            lambda: TopLabel([0.5, 1.5], [True, True]),
+            "confidence must lie in [0, 1] (1 invalid row",
+        ),
         (lambda: TopLabel([0.5], [True, True]), "correct must have shape (1,) like confidence"),
-        (lambda: TopLabel([0.5, 0.5], [1, 2]), "correct must be True or False (or 1 and 0) (1 row"),
+        (
+            lambda: TopLabel([0.5, 0.5], [1, 2]),
+            "correct must be True or False (or 1 and 0) (1 invalid row",
+        ),
         (lambda: ece(GOOD), "labels are required with probabilities"),
         (lambda: ece(TopLabel([0.5], [True]), [0]), "labels must be omitted if a TopLabel"),
         (

@@ -265,7 +265,7 @@ FILES = {
     "pickled": (npy(np.array(NAMES, object)), "bad_segments", "object: save segments.astype(str)"),
     "bytes": (npy(np.array(NAMES[:1] * 7).astype("S3")), "bad_segments", "|S3"),
     "dates": (npy(np.zeros(7, "M8[s]")), "bad_header", None),
-    "beyond Unicode": (beyond_unicode(), "bad_segment_name", "2 rows break this rule, first row 2"),
+    "beyond Unicode": (beyond_unicode(), "bad_segment_name", "2 invalid rows, first row 2"),
     "cut off": (claiming("'<U3'", b"web"), "truncated_body", None),
     "structured": (claiming("[('a', '<U3')]"), "bad_type", None),
 }
@@ -297,13 +297,13 @@ LISTS = {
     "mixed": (
         ["web", 1, "app"] * 2 + ["web"],
         "bad_segments",
-        "2 rows break this rule, first row 1",
+        "2 invalid rows, first row 1",
     ),
     "null": ([1, 2, None, 1, 2, 1, 2], "bad_segments", "first row 2"),
-    "booleans": ([True] * 7, "bad_segments", "7 rows break"),
-    "numbers with a point": ([1.0] * 7, "bad_segments", "7 rows break"),
+    "booleans": ([True] * 7, "bad_segments", "7 invalid rows"),
+    "numbers with a point": ([1.0] * 7, "bad_segments", "7 invalid rows"),
     "too long": (["a"] * 6 + ["b" * 201], "bad_segment_name", "'... of 201 characters"),
-    "rows": ([["web"]] * 7, "bad_segments", "7 rows break"),
+    "rows": ([["web"]] * 7, "bad_segments", "7 invalid rows"),
     "no list": ("web", "not_an_array", "must be a list"),
 }
 

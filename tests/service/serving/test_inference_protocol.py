@@ -208,7 +208,7 @@ def test_a_version_is_loaded_once(client: Any, shelf: Shelf) -> None:
 def test_the_client_raises_the_error_of_the_server(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="fitted on 3 classes, got 4 columns"):
         client.infer("plain", [tensor(logits(2, 4))])
-    with pytest.raises(InferenceServerException, match=r"NaN \(1 row breaks this rule, first"):
+    with pytest.raises(InferenceServerException, match=r"NaN \(1 invalid row, first"):
         client.infer("plain", [tensor(np.float32([[1, 2, 3], [1, np.nan, 2]]))])
     with pytest.raises(InferenceServerException, match="NaN and Infinity are not JSON"):
         client.infer("plain", [tensor(np.float32([[1, np.nan, 2]]), binary_data=False)])

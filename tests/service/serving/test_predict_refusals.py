@@ -53,7 +53,7 @@ def test_bad_bodies(case):
 
 def test_the_first_bad_row_is_named():
     detail = post(BAD["NaN"][0]).json()["detail"]
-    assert detail == "logits must not be NaN (1 row breaks this rule, first row 1)"
+    assert detail == "logits must not be NaN (1 invalid row, first row 1)"
     detail = post(BAD["four classes"][0]).json()["detail"]
     assert "3 classes" in detail
     assert "got 4 columns" in detail
