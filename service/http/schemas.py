@@ -32,7 +32,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Refuse an object with too many fields in one error instead of one error per field."""
+    """Reject an object with too many fields with one error instead of one error per field."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
         # a ValueError would keep its frame alive, and thereby the whole body
         raise PydanticCustomError(
@@ -92,7 +92,7 @@ def _is_body(kind: Any) -> bool:
 
 
 class RequestBody(Body):
-    """A request body: unknown fields are refused, and nothing is converted."""
+    """A request body: unknown fields are rejected, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

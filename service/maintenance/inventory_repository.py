@@ -1,4 +1,4 @@
-"""SQL for backup and doctor: the rows of all workspaces, a page at a time."""
+"""SQL for backup and doctor: the rows of all workspaces, one page at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from service.storage.tables import (
 
 PAGE = 500
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
-"""The JSON columns that contain a list; all others contain an object."""
+"""The JSON columns that contain lists; all others contain objects."""
 
 Row = TypeVar("Row")
 Place = TypeVar("Place")
@@ -35,7 +35,7 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True)
 class FoundVersion:
-    """A version with its workspace and calibrator; its ``unreadable`` columns are empty."""
+    """A version with its workspace and calibrator; ``unreadable`` columns are read as empty."""
 
     workspace: str
     name: str
@@ -50,7 +50,7 @@ class FoundVersion:
 
 @dataclass(frozen=True)
 class FoundFit:
-    """A fit; its ``unreadable`` columns are empty."""
+    """A fit; ``unreadable`` columns are read as empty."""
 
     fit: Fit
     unreadable: list[str]
@@ -83,10 +83,10 @@ class FoundAlias:
 
 @dataclass(frozen=True)
 class FoundSession:
-    """A session of a run, with the number of its steps and the last step.
+    """A session of a run, with its number of steps and its last step.
 
-    ``waiting`` counts the statistics that have not been merged for a day, unless the run is
-    archived.
+    ``waiting`` counts the statistics that have waited for more than a day to be merged; it is 0 if
+    the run is archived.
     """
 
     run: str
@@ -129,7 +129,7 @@ def pages(
 
 
 class Inventory(Repository):
-    """Pages of rows in the order of their ids; ``after`` is the cursor of the previous page."""
+    """Pages of rows in id order; ``after`` is the cursor of the previous page."""
 
     def is_empty(self) -> bool:
         """Return whether no row refers to a blob."""
@@ -263,7 +263,7 @@ class Inventory(Repository):
         return found
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
-        """Return the id of the fit of each version, without versions that do not exist."""
+        """Return the fit id of each version; versions that do not exist are omitted."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
@@ -271,7 +271,7 @@ class Inventory(Repository):
 
 
 def _as_text(table: Table) -> list[Any]:
-    """Return the columns, with JSON as text, so that an unreadable row does not hide the others."""
+    """Return the columns, with JSON as text, so that an unreadable row hides no others."""
     return [cast(one, Text) if _is_json(one) else one for one in table.c]
 
 

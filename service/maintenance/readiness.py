@@ -1,4 +1,4 @@
-"""Readiness of the service: probe its components, at most once a second."""
+"""Readiness of the service: its components, probed at most once a second."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Probe:
             if self._database.is_damaged:
                 return DAMAGED, "unknown"
             return "does not respond", "unknown"
-        workers = OK if is_staffed else "no worker is alive: fits are waiting"
+        workers = OK if is_staffed else "no live worker: fits have to wait"
         # a damaged page elsewhere does not affect this query
         return DAMAGED if self._database.is_damaged else OK, workers
 

@@ -1,4 +1,4 @@
-"""Limits on what one caller may have in flight: requests, threads and long waits."""
+"""Limits on the requests, threads and long waits of one caller."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class CallerLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """True if nothing is in flight."""
         return not self.requests and not self.waits
 
 
 class Slot:
-    """A slot among the requests of a caller, released once."""
+    """A slot for one of a caller's requests, released once."""
 
     def __init__(self, load: CallerLoad) -> None:
         self.load = load
@@ -90,7 +90,7 @@ class Slot:
             self.load.workspace.threads.release()
 
     def answer(self) -> None:
-        """Return the thread permanently, because the response begins."""
+        """Return the thread for good, because the response is starting."""
         self._is_answered = True
         self.end_run()
 
@@ -104,7 +104,7 @@ class Slot:
 
 
 class RequestLimits:
-    """Raw ASGI middleware that refuses requests beyond a caller's limit with 429.
+    """Raw ASGI middleware that rejects requests beyond a caller's limit with 429.
 
     A caller is a key, or the client's address if there is no key. It may have at most
     ``most_requests`` requests in flight. The keys of a workspace together may have KEYS_AT_ONCE
@@ -118,7 +118,7 @@ class RequestLimits:
         self._workspaces: WeakValueDictionary[str, WorkspaceLoad] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request, or refuse it."""
+        """Run the request or reject it."""
         path: str = scope.get("path", "")
         is_health_check = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
         if scope["type"] != "http" or is_health_check:
@@ -153,7 +153,7 @@ class RequestLimits:
 
 
 class ThreadLimits:
-    """Raw ASGI middleware that lets MAX_RUNNING requests of a workspace use threads at a time.
+    """Raw ASGI middleware that limits each workspace to MAX_RUNNING requests on threads at a time.
 
     A request has no thread while its body is arriving, so a slow sender does not block others.
     """

@@ -1,4 +1,4 @@
-"""Limits on a request's head, and the errors for requests that break them."""
+"""Limits on a request's head, and the errors for requests that exceed them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_websockets() -> Malformed:
 
 
 def too_many_pipelined() -> Malformed:
-    """Return the error for requests that are sent without reading the responses."""
+    """Return the error for too many or too large pipelined requests."""
     return Malformed(
         "malformed_request",
         f"at most {MAX_PIPELINED} requests may wait on a connection, with heads of at most "
@@ -43,7 +43,7 @@ def too_many_pipelined() -> Malformed:
 
 
 def too_small_chunks() -> Malformed:
-    """Return the error for chunks that are so small that parsing them costs too much."""
+    """Return the error for chunks that are too small to be parsed efficiently."""
     return Malformed(
         "malformed_request", "the body arrives in chunks of a few bytes: send larger chunks"
     )
@@ -51,7 +51,9 @@ def too_small_chunks() -> Malformed:
 
 def truncated() -> Malformed:
     """Return the error for a body that is shorter than its stated length."""
-    return Malformed("truncated_body", "the connection closed before the body ended: send it again")
+    return Malformed(
+        "truncated_body", "the connection closed before the body was complete: send it again"
+    )
 
 
 def too_large() -> ServiceError:
@@ -101,5 +103,5 @@ def too_many_heads() -> Unavailable:
     """Return the error for an address, or a service, with too many unfinished heads."""
     return Unavailable(
         "too_many_unfinished_requests",
-        "too many requests have not sent all their headers yet: send all headers at once",
+        "too many requests have incomplete headers: send all headers at once",
     )

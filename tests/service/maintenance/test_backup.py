@@ -162,7 +162,7 @@ def test_a_read_only_directory_is_backed_up_if_possible(
     ("verb", "flags", "said"),
     [
         ("backup", ("--data-dir", "{tmp}/none"), "there is no database at "),
-        ("backup", ("--data-dir", "{kept}", "{tmp}/none/backup.tar"), "no folder "),
+        ("backup", ("--data-dir", "{kept}", "{tmp}/none/backup.tar"), "does not exist: create it"),
         ("backup", ("--database-url", "postgresql://127.0.0.1:1/x"), "pg_dump"),
         ("restore", ("--database-url", "postgresql://127.0.0.1:1/x"), "pg_dump"),
         ("restore", ("--data-dir", "{kept}"), "is not empty (blobs, calibrd.db"),
