@@ -2,7 +2,7 @@
 
 ServiceError
 ├── Malformed          bytes that are not valid in the stated format
-├── Invalid            input that can be read but is not valid
+├── Invalid            well-formed input with invalid values
 ├── Unauthenticated    no key, or one that is invalid or revoked
 ├── Forbidden          a valid key without the required scope
 ├── NotFound           no such object, or not in this workspace
@@ -36,7 +36,7 @@ LONGEST_MESSAGE = 2000
 
 
 class ServiceError(Exception):
-    """Base of all errors that are reported to clients; long messages are truncated."""
+    """Base class of all errors that are reported to clients; long messages are truncated."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         message = message[:LONGEST_MESSAGE]
@@ -56,7 +56,7 @@ class Malformed(ServiceError):
 
 
 class Invalid(ServiceError):
-    """Input that can be read but is not valid."""
+    """Well-formed input with invalid values."""
 
 
 class Unauthenticated(ServiceError):

@@ -19,7 +19,7 @@ HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
 # all variables that the SDK reads; a test checks them against its sources and the docs
 SDK_VARIABLES = ("CALIBRD_API_KEY", "CALIBRD_CACHE_DIR", "CALIBRD_STATE_DIR", "CALIBRD_URL")
-# variables that are not settings: those of the SDK, the supervisor's workers and the tests
+# variables that are not settings but belong to the SDK, the supervisor's workers or the tests
 OTHER_VARIABLES = re.compile(rf"{'|'.join(SDK_VARIABLES)}|CALIBRD_(SUPERVISOR|SLOT|TEST_.*)")
 
 
@@ -51,9 +51,9 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = "auto"
     """json (an object per line), console (text), or auto: console on a terminal, json elsewhere."""
     max_upload_bytes: int = Field(4096 * MEGABYTE, ge=1024)
-    """Maximum bytes of a dataset, both as sent and uncompressed."""
+    """Maximum size of a dataset in bytes, both as sent and uncompressed."""
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)
-    """Maximum bytes of one part of an upload in parts."""
+    """Maximum size of one part of an upload, in bytes."""
     max_open_uploads: int = Field(200, ge=1)
     """Maximum number of uncommitted uploads in parts per workspace."""
     max_open_upload_bytes: int = Field(0, ge=0)
@@ -61,11 +61,11 @@ class Settings(BaseSettings):
     max_workspace_bytes: int = Field(0, ge=0)
     """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
-    """Maximum bytes of a predict body, both as sent and uncompressed."""
+    """Maximum size of a predict body in bytes, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses, half of it per workspace; further ones wait."""
+    """Memory for large bodies and responses, at most half of it per workspace; others wait."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
-    """Maximum bytes of a JSON or CSV body; send larger data as npy, npz or safetensors."""
+    """Maximum size of a JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)
     """Maximum number of classes in a dataset."""
     body_timeout: float = Field(20.0, gt=0)
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     max_waits_per_key: int = Field(256, ge=1)
     """Maximum number of event streams and waiting requests per key; further ones get 429."""
     max_connections_per_address: int = Field(2048, ge=16)
-    """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
+    """Maximum open connections per address before idle ones are closed; raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; further ones get 429."""
     max_running_fits: int | None = Field(None, ge=1)
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)
     """Maximum estimated memory of a fit."""
     fit_attempts: int = Field(3, ge=1)
-    """Maximum number of attempts of a fit; after that, it fails with worker_lost."""
+    """Maximum number of attempts before a fit fails with worker_lost."""
     dataset_days: float = Field(0.0, ge=0)
     """Days after which datasets are deleted; 0 keeps them forever."""
     sweep_hours: float = Field(24.0, ge=0)

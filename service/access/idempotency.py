@@ -1,4 +1,4 @@
-"""Idempotency keys: a repeated request gets the first response, and its work is not redone."""
+"""Idempotency keys: a repeated request gets the first response without repeating the work."""
 
 from __future__ import annotations
 

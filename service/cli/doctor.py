@@ -48,7 +48,7 @@ def doctor(settings: Settings, options: argparse.Namespace) -> int:
     else:
         say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         if counts.get("orphan_blobs"):
-            say_note("orphan blobs are harmless: workers delete them every hour, or run `sweep`")
+            say_note("orphaned blobs are harmless: workers delete them every hour, as does `sweep`")
     return UNHEALTHY if counts["findings"] else 0
 
 

@@ -41,7 +41,7 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
                 _list(store, workspace, options)
-    if new is not None:  # shown only once it is committed
+    if new is not None:  # only after the commit
         _show_new(new)
 
 

@@ -38,7 +38,7 @@ class ComparisonOut(Body):
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
     dataset: Annotated[
-        str | None, Field(description="id of the dataset; null if judged rows were compared")
+        str | None, Field(description="id of the dataset; null if judged rows were used")
     ]
     rows: int = Field(
         description="number of rows on which the versions were compared", examples=[2000]
@@ -66,7 +66,7 @@ class ComparisonOut(Body):
     "",
     summary="Compare two versions on the same rows",
     response_model=ComparisonOut,
-    responses=openapi.errors({409: "There are no rows for a comparison: no_common_rows"}),
+    responses=openapi.errors({409: "There are no rows for the comparison: no_common_rows"}),
 )
 async def compare_versions(
     request: Request,
@@ -116,7 +116,7 @@ def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]
 def _pair_and_dataset(
     joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], dataset: str | None
 ) -> tuple[Pair, Dataset | None]:
-    """Return the two versions, and their dataset (None to compare them on their judged rows)."""
+    """Return the two versions and the dataset to use, or None for their common judged rows."""
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
         if dataset is not None:

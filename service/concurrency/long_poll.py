@@ -19,7 +19,7 @@ _log = structlog.get_logger("calibrd.watching")
 
 
 class Watcher(Generic[Key, Item]):
-    """Notifier of requests that wait for changes; ``read`` returns the current items by key."""
+    """A poller that notifies waiting requests; ``read`` returns the current items by key."""
 
     def __init__(self, what: str, read: Callable[[list[Key]], Mapping[Key, Item]]) -> None:
         self._what = what

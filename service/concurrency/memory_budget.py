@@ -145,7 +145,7 @@ class MemoryBudget:
         return has_space and self._is_within_share(owner, held, size)
 
     def _is_within_share(self, owner: str, held: int, size: int) -> bool:
-        """Return whether a call fits into the owner's share, next to its other calls."""
+        """Return whether a call fits into the owner's share alongside its other calls."""
         mine = self._held[owner] - held
         return not mine or mine + size <= self._share
 

@@ -1,4 +1,4 @@
-"""Bounded thread pools for slow work, which no single caller can fill."""
+"""Bounded thread pools for slow work; no single caller can fill one."""
 
 from __future__ import annotations
 

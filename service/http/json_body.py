@@ -94,7 +94,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
 
 
 def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) -> None:
-    """Raise if a parsed document contains too many values or is nested too deeply."""
+    """Raise TooLarge or Invalid if a document has too many values or is nested too deeply."""
     values, waiting = 0, [(document, 0)]
     while waiting:
         value, depth = waiting.pop()

@@ -252,7 +252,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Return all methods that the path supports; the router only knows those of the first match."""
+    """Return all methods that the path supports; the router only knows its first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""

@@ -32,7 +32,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Reject an object with too many fields with one error instead of one error per field."""
+    """Reject an object that has too many fields with a single error, not one per field."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
         # a ValueError would keep its frame alive, and thereby the whole body
         raise PydanticCustomError(

@@ -51,7 +51,7 @@ class Manifest:
 
 
 class BackupWriter:
-    """Writer of a backup; a member that cannot be read is removed from the file again."""
+    """A writer of backup files; a member that cannot be read completely is removed again."""
 
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file

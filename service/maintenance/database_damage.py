@@ -21,7 +21,7 @@ REBUILD = (
 
 
 def damage_of(file: Path) -> Iterator[Finding]:
-    """Yield a finding if SQLite's integrity check, which reads the whole file, fails.
+    """Run SQLite's integrity check on the whole file; yield a finding if it fails.
 
     Errors other than damage are not reported here, but when the database is opened.
     """

@@ -81,7 +81,7 @@ def _copy(file: Path, target: Path, how: str) -> None:
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:
-    """Copy without a lock, for a read-only folder; raise if the file changed during the copy."""
+    """Copy without a lock, for a read-only folder; raise Unavailable if the file changes."""
     before = file.stat()
     _copy(file, target, "immutable=1")
     after = file.stat()

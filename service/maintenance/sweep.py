@@ -135,7 +135,7 @@ def _orphans(
 
 
 class _Rows:
-    """The rows that the ids in a list of keys belong to."""
+    """The rows whose ids occur in a list of blob keys."""
 
     def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
         self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})

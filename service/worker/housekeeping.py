@@ -96,7 +96,7 @@ class Housekeeping:
             silent = store.workers.silent(self._pace.silence)
             mine = store.fits.running_on(self._worker)
         self._last_beat = now
-        # after an outage of the database all workers seem silent: first wait for new heartbeats
+        # after a database outage, all workers seem silent: wait for new heartbeats first
         for lost in silent if now - self._steady_since >= self._pace.silence else ():
             self._take_over(lost.id)
         # if the response to a claim was lost, the database lists a fit that does not run here

@@ -49,8 +49,7 @@ def run_worker(
 
     The default ``device`` is a GPU if there is one; a supervisor's workers are distributed over
     all GPUs. By default, a worker with a GPU serves both queues, and any other worker serves
-    fit.cpu. On exit, the current fit is requeued.
-    Raises Invalid if there is no such device.
+    fit.cpu. On exit, the current fit is requeued. Raises Invalid if there is no such device.
     """
     device = _checked(device) if device else _best_device()
     leaving, exit_requested = threading.Event(), threading.Event()

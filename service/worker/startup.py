@@ -24,7 +24,7 @@ _log = structlog.get_logger("calibrd.worker")
 
 
 def limit_memory(fit_bytes: int) -> None:
-    """Limit this process to allocating twice ``fit_bytes`` more memory.
+    """Limit the further memory allocation of this process to twice ``fit_bytes``.
 
     A fit that needs far more memory than estimated then fails on its own, before the machine runs
     out of memory. This does nothing on systems without /proc.

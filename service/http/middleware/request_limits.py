@@ -1,4 +1,4 @@
-"""Limits on the requests, threads and long waits of one caller."""
+"""Limits per caller on requests, threads and long waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.errors import ServiceError, TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
-# how many of the framework's 40 threads the requests of one workspace may use at the same time
+# number of the framework's 40 threads that one workspace may use at a time
 MAX_RUNNING = 4
 # these routes respond from memory or receive long bodies, and have their own executors
 OWN_EXECUTORS = re.compile(

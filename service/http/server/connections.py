@@ -22,7 +22,7 @@ class Closable(Protocol):
 
 
 class Connections:
-    """Connections and unfinished heads by address; idle connections are closed for new ones.
+    """Connections and unfinished heads by address; idle connections make room for new ones.
 
     A connection is idle while it has no request in flight. If an address has more than
     ``most_of_one`` connections, its oldest idle one is closed. If there are more than ``most`` in

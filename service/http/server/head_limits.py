@@ -100,7 +100,7 @@ def too_slow(seconds: float) -> TooSlow:
 
 
 def too_many_heads() -> Unavailable:
-    """Return the error for an address, or a service, with too many unfinished heads."""
+    """Return the error for too many unfinished heads, per address or in total."""
     return Unavailable(
         "too_many_unfinished_requests",
         "too many requests have incomplete headers: send all headers at once",

@@ -219,15 +219,15 @@ def test_a_damaged_map_is_named_and_the_rest_can_be_kept(
     path.unlink() if damage == "gone" else path.write_bytes(content)
     file, data = tmp_path / "backup.tar", ("--data-dir", tmp_path / "data")
     line = refusal(command("backup", file, *data))
-    assert f"the map of version 2 of {CALIBRATOR}: " in line
+    assert f"the map of {CALIBRATOR}@2: " in line
     assert "--keep-going" in line
     assert not list(tmp_path.glob("*.tar*"))
     done = command("backup", file, *data, "--keep-going")
     assert done.returncode == 0
     assert done.stdout.startswith("backed up 1 versions, 2 datasets, ")
-    assert f"left out: the map of version 2 of {CALIBRATOR}: " in done.stderr
+    assert f"skipped: the map of {CALIBRATOR}@2: " in done.stderr
     again = command("restore", file, "--data-dir", tmp_path / "new")
-    assert f"the map of version 2 of {CALIBRATOR}" in again.stderr
+    assert f"the map of {CALIBRATOR}@2" in again.stderr
     with in_process(tmp_path / "new") as local:
         let_in(local, kept.key)
         assert predicted(local, 1)
