@@ -124,7 +124,7 @@ def is_last_admin(store: Store, workspace: str, id: str) -> bool:
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
     """Replace a key with a copy of the same lifetime; the old key ends after the grace period."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
-        raise Invalid("bad_grace", f"the grace period must be 0 to {MAX_GRACE_HOURS} hours")
+        raise Invalid("bad_grace", f"grace_hours must be between 0 and {MAX_GRACE_HOURS}")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
         raise Conflict("key_is_final", "a revoked or expired key cannot be rotated: create another")

@@ -46,7 +46,7 @@ class Quota:
             )
 
     def check_notes(self, database: Database, workspace: str, *notes: Any) -> None:
-        """Check that a version's notes fit into the limit; removing notes is always allowed."""
+        """Raise TooLarge if a version's notes exceed the limit; removal is always allowed."""
         if any(notes):
             with database.read() as store:  # a sum in a write transaction would delay others
                 self.check(store, workspace, json_bytes(*notes))

@@ -128,7 +128,7 @@ class Keys(Repository):
             self._execute(delete(keys).where(keys.c.id.in_(surplus)))
 
     def states(self) -> dict[str, tuple[object, ...]]:
-        """Return, by workspace, a summary of its keys that changes whenever one of them does."""
+        """Return a summary of each workspace's keys that changes whenever one of its keys does."""
         facts = (
             func.count(),
             func.count(keys.c.revoked_at),

@@ -137,7 +137,7 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def problem_of(scope: Scope, error: Exception) -> Problem:
-    """Return an error as reported to the client."""
+    """Convert an error to the problem that is reported to the client."""
     match error:
         case errors.ServiceError():
             return _of_service_error(error)

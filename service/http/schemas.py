@@ -47,11 +47,11 @@ TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
 class Body(BaseModel):
-    """A request or response body; its example consists of the examples of its fields."""
+    """A request or response body, whose example is composed of its fields' examples."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Return the examples of the fields, without optional fields that have none.
+        """Return the fields' examples, omitting optional fields without one.
 
         >>> class Pair(Body):
         ...     name: str = Field(examples=["web"])

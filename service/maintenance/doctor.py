@@ -116,8 +116,8 @@ class Doctor:
                 yield Finding(
                     "map_differs",
                     subject,
-                    f"the map takes {fitted.kind} of {fitted.k} classes, but its row states "
-                    f"{version.kind} of {version.classes}",
+                    f"the map takes {fitted.kind} for {fitted.k} classes, but its row states "
+                    f"{version.kind} for {version.classes}",
                     CHANGED,
                 )
             if version.method not in fitted.made_by:

@@ -1,4 +1,4 @@
-"""Messages for findings of the doctor."""
+"""Messages of the doctor's findings."""
 
 from __future__ import annotations
 

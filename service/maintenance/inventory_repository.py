@@ -139,7 +139,7 @@ class Inventory(Repository):
         )
 
     def versions(self, after: Number) -> list[FoundVersion]:
-        """Return a page of versions, by calibrator and number."""
+        """Return a page of versions, ordered by calibrator and number."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = (
             select(calibrators.c.workspace, calibrators.c.name, *_as_text(versions))
@@ -171,7 +171,7 @@ class Inventory(Repository):
         return self._all(Dataset, chosen.order_by(datasets.c.id).limit(PAGE))
 
     def parts(self, after: tuple[str, int]) -> list[FoundPart]:
-        """Return a page of parts of open uploads, by dataset and number."""
+        """Return a page of parts of open uploads, ordered by dataset and number."""
         chosen = (
             select(datasets.c.workspace, *parts.c)
             .join_from(parts, datasets)
@@ -183,7 +183,7 @@ class Inventory(Repository):
         return [FoundPart(workspace, Part(*part)) for workspace, *part in rows]
 
     def aliases(self, after: tuple[str, str]) -> list[FoundAlias]:
-        """Return a page of aliases, by calibrator and name."""
+        """Return a page of aliases, ordered by calibrator and name."""
         its_moves = and_(
             alias_moves.c.calibrator == aliases.c.calibrator, alias_moves.c.alias == aliases.c.name
         )
@@ -216,7 +216,7 @@ class Inventory(Repository):
         return self._all(FoundAlias, chosen.limit(PAGE))
 
     def run_sessions(self, after: tuple[str, int]) -> list[FoundSession]:
-        """Return a page of sessions of runs, by run and number."""
+        """Return a page of run sessions, ordered by run and number."""
         its_steps = and_(
             run_steps.c.run == run_sessions.c.run, run_steps.c.session == run_sessions.c.number
         )

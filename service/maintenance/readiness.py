@@ -59,7 +59,7 @@ class Probe:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.read)
 
     def _try(self) -> Readiness:
-        """Probe both stores concurrently, so that two hanging stores delay no more than one."""
+        """Probe both stores concurrently, so that two hanging stores take no longer than one."""
         pending = self._second_thread.submit(self._blobs_status)
         database, workers = self._database_status()
         blobs = pending.result()

@@ -93,7 +93,7 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     """Yield metrics of fits, workers and runs, and whether the database could be read."""
     readable = GaugeMetricFamily(
         "calibrd_database_readable",
-        "1 if the metrics of fits, workers and runs could be read from the database, else 0.",
+        "1 if the fit, worker and run metrics could be read from the database, else 0.",
     )
     try:
         with database.read() as store:
@@ -128,7 +128,7 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield trainings
     yield GaugeMetricFamily(
         "calibrd_waiting_statistics",
-        "Statistics of runs that are waiting for other ranks or the previous step.",
+        "Run statistics that are waiting for other ranks or the previous step.",
         value=open_statistics,
     )
     yield number

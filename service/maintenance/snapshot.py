@@ -64,7 +64,7 @@ def store_id_of(path: Path) -> str:
 
 @contextmanager
 def opened_copy(path: Path) -> Iterator[Database]:
-    """Open a copy for reading; afterwards it is a single file again."""
+    """Open a copy for reading, and turn it back into a single file afterwards."""
     url = URL.create("sqlite", database=str(path)).render_as_string()
     with closing(Database(url)) as copy:
         yield copy

@@ -41,7 +41,7 @@ class WorkerPace:
 
 
 class Housekeeping:
-    """The background threads of a worker: heartbeats, housekeeping, and the steps of runs."""
+    """The background threads of a worker: heartbeats, housekeeping and run steps."""
 
     def __init__(
         self,

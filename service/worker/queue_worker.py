@@ -253,7 +253,7 @@ class RunningFit:
         self.latest = current
 
     def stop(self) -> Stop | None:
-        """Return why the fit must stop, if at all, as of the last poll of the database."""
+        """Return the reason for the fit to stop, or None, as of the last database poll."""
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:

@@ -258,7 +258,7 @@ class WaitingResponse(StreamingResponse):
 
 def _too_long() -> ServiceError:
     return ServiceError(
-        "request_uri_too_long", f"a path may have at most {LONGEST_PATH} characters"
+        "request_uri_too_long", f"the path has more than {LONGEST_PATH} characters: shorten it"
     )
 
 

@@ -51,7 +51,7 @@ class _Kind:
 
 
 class RequestLog:
-    """Raw ASGI middleware around everything else.
+    """The outermost raw ASGI middleware.
 
     It adds ``request_id`` to the scope, and to the response as X-Request-Id. Cache-Control and
     Content-Security-Policy headers that a route sets itself are kept.

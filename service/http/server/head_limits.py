@@ -37,8 +37,8 @@ def too_many_pipelined() -> Malformed:
     """Return the error for too many or too large pipelined requests."""
     return Malformed(
         "malformed_request",
-        f"at most {MAX_PIPELINED} requests may wait on a connection, with heads of at most "
-        f"{MAX_PIPELINED_HEAD} bytes: read the responses first",
+        f"too many pipelined requests: at most {MAX_PIPELINED} may wait, with heads of at most "
+        f"{MAX_PIPELINED_HEAD} bytes; read the responses first",
     )
 
 
@@ -77,15 +77,17 @@ def too_long_value(name: bytes) -> ServiceError:
 
 def too_long_path() -> ServiceError:
     """Return the error for a path that is too long."""
-    return ServiceError("request_uri_too_long", f"a path may have at most {MAX_PATH_BYTES} bytes")
+    return ServiceError(
+        "request_uri_too_long", f"the path has more than {MAX_PATH_BYTES} bytes: shorten it"
+    )
 
 
 def too_long_query() -> ServiceError:
     """Return the error for a query that is too long."""
     return ServiceError(
         "request_uri_too_long",
-        f"a path with its query may have at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
-        " parameters; GET predict accepts more bytes, but not more parameters",
+        f"the URL is too long: at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS} parameters are"
+        " allowed; GET predict accepts more bytes, but not more parameters",
     )
 
 
@@ -96,7 +98,7 @@ def unknown_coding() -> ServiceError:
 
 def too_slow(seconds: float) -> TooSlow:
     """Return the error for a head that takes too long."""
-    return TooSlow("headers_timeout", f"all headers must arrive within {seconds:g} seconds")
+    return TooSlow("headers_timeout", f"the headers did not arrive within {seconds:g} seconds")
 
 
 def too_many_heads() -> Unavailable:

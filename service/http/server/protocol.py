@@ -199,7 +199,7 @@ class HttpProtocol(TurnReader):
         return self.open_connections.hold_head(self._address, change)
 
     def on_message_begin(self) -> None:
-        """Begin the head of a request."""
+        """Start the head of a new request."""
         super().on_message_begin()
         self._in_head = True
         self._header_bytes = 0

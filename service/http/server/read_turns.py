@@ -54,7 +54,7 @@ class ReadTurns:
         return self._urgent <= MAX_URGENT
 
     def count(self, seconds: float) -> None:
-        """Count time that was or will be spent in this pass."""
+        """Add time that was or will be spent in this pass."""
         self._spent += seconds
         self._plan_pass()
 
