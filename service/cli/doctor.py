@@ -1,4 +1,4 @@
-"""``python -m service doctor``."""
+"""The command ``python -m service doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m service keys``."""
+"""The command ``python -m service keys``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m service serve``."""
+"""The command ``python -m service serve``."""
 
 from __future__ import annotations
 

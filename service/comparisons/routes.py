@@ -44,7 +44,7 @@ class ComparisonOut(Body):
         description="number of rows on which the versions were compared", examples=[2000]
     )
     verdict: str | None = Field(examples=["improved"])
-    no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
+    no_verdict: Annotated[str | None, Field(description="reason why there is no verdict")]
     report: dict[str, Any] = Field(examples=[{"verdict": "improved", "n": 2000}])
 
     @classmethod

@@ -271,7 +271,7 @@ class Inventory(Repository):
 
 
 def _as_text(table: Table) -> list[Any]:
-    """Return the columns, with JSON as text, so that an unreadable row hides no others."""
+    """Return the columns with JSON as text, so that an unreadable row does not hide the others."""
     return [cast(one, Text) if _is_json(one) else one for one in table.c]
 
 
