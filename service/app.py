@@ -85,7 +85,10 @@ ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the ASGI app of the service on a prepared database; its lifespan starts the parts."""
+    """Return the ASGI app of the service; the database must be prepared.
+
+    The parts of the service are started by the app's lifespan.
+    """
     parts = build_parts(settings)
     app = FastAPI(
         title="calibrd",

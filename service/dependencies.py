@@ -63,7 +63,7 @@ class Parts:
         self.maps.refresh()
 
     def refresh_keys_if_possible(self) -> None:
-        """Reload changed keys; keep the known ones while the database is unavailable."""
+        """Reload changed keys, unless the database is unavailable."""
         _if_possible(self.keys.refresh)
 
     def refresh_maps_if_possible(self) -> None:
@@ -75,7 +75,7 @@ class Parts:
         _if_possible(partial(self.maps.follow, caller, name, alias))
 
     def end_waiting(self) -> None:
-        """Answer all waiting requests, because the service is shutting down."""
+        """Respond to all waiting requests, because the service is shutting down."""
         self.watcher.stop()
         self.run_watcher.stop()
 

@@ -2,11 +2,11 @@
 
 ServiceError
 ├── Malformed          bytes that are not valid in the stated format
-├── Invalid            input that can be read but breaks a rule
+├── Invalid            well-formed input with invalid values
 ├── Unauthenticated    no key, or one that is invalid or revoked
 ├── Forbidden          a valid key without the required scope
 ├── NotFound           no such object, or not in this workspace
-├── Conflict           the request contradicts what is stored
+├── Conflict           the request conflicts with what is stored
 ├── Stale              the object has changed since the caller last read it
 ├── TooLarge           more bytes, rows or classes than allowed
 ├── TooSlow            the body did not arrive in time
@@ -36,7 +36,7 @@ LONGEST_MESSAGE = 2000
 
 
 class ServiceError(Exception):
-    """Base of all errors that are reported to clients; long messages are truncated."""
+    """Base class of all errors that are reported to clients; long messages are truncated."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         message = message[:LONGEST_MESSAGE]
@@ -56,7 +56,7 @@ class Malformed(ServiceError):
 
 
 class Invalid(ServiceError):
-    """Input that can be read but breaks a rule."""
+    """Well-formed input with invalid values."""
 
 
 class Unauthenticated(ServiceError):
@@ -72,7 +72,7 @@ class NotFound(ServiceError):
 
 
 class Conflict(ServiceError):
-    """The request contradicts what is stored."""
+    """The request conflicts with what is stored."""
 
 
 class Stale(ServiceError):
@@ -108,7 +108,7 @@ class NoSpace(Unavailable):
 
 
 class DatabaseDamaged(Unavailable):
-    """The file of the embedded database is damaged; what does not touch the damage still works."""
+    """The file of the embedded database is damaged; queries of undamaged pages still work."""
 
 
 class Unusable(ServiceError):

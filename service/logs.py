@@ -1,4 +1,4 @@
-"""Logs of structlog and the standard library: one line per event on stderr, without secrets."""
+"""Logging by structlog and the standard library: one line per event on stderr, no secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TEXT = 8192
 MAX_ITEMS = 20
 MAX_DEPTH = 4
 
-# libraries that install handlers of their own or log too much
+# libraries that install their own handlers or log too much
 _LIBRARY_LEVELS = {
     "uvicorn": logging.WARNING,
     "uvicorn.error": logging.WARNING,
@@ -76,15 +76,15 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     )
 
 
-# the fields that modules of this service add to events of the standard library's loggers
+# fields that this service's modules add to the events of standard-library loggers
 EXTRA_FIELDS = ("code", "error", "from", "key", "reason", "to")
 
 
 class PlainFormatter(logging.Formatter):
-    """Events and their fields on one line, for commands that do not configure logs."""
+    """A formatter that puts an event on one line, for commands that do not configure logs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line.
+        """Return an event as one line.
 
         >>> record = logging.LogRecord("a", 30, "a.py", 1, "blob_store_unavailable", (), None)
         >>> record.error = "password=hunter2"

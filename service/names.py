@@ -30,14 +30,14 @@ def is_readable(text: str, *, lines: bool = False) -> bool:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name; raise Invalid if it breaks the rule."""
+    """Return the name; raise Invalid if it does not follow the rule."""
     if not NAME.fullmatch(name):
         raise Invalid("bad_name", f"the name of {what} must be {RULE}")
     return name
 
 
 def check_alias(name: str) -> str:
-    """Return the alias; raise Invalid if it breaks the rule or looks like a version number."""
+    """Return the alias; raise Invalid if it is not a valid name or looks like a version number."""
     if name.isdigit():
         raise Invalid("bad_name", "an alias must not be all digits: those are version numbers")
     return check_name(name, "an alias")

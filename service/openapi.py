@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own part, hand-written descriptions, and security."""
+"""The OpenAPI document: FastAPI's output, hand-written descriptions and security."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def complete_document(
 ) -> None:
     """Make ``app.openapi()`` return the complete document.
 
-    ``plain_paths`` is written by hand; ``described`` are FastAPI routes that are not mounted, and
-    only describe plain routes of the app.
+    ``plain_paths`` are hand-written; ``described`` are unmounted FastAPI routes that only document
+    plain routes of the app.
     """
 
     def document() -> dict[str, Any]:

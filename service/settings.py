@@ -1,4 +1,4 @@
-"""Settings from environment variables (``CALIBRD_*``) and flags of the same names."""
+"""Settings from environment variables (``CALIBRD_*``) and flags with the same names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HOUR, DAY = 3600.0, 86400.0
 PREFIX = "CALIBRD_"
 # all variables that the SDK reads; a test checks them against its sources and the docs
 SDK_VARIABLES = ("CALIBRD_API_KEY", "CALIBRD_CACHE_DIR", "CALIBRD_STATE_DIR", "CALIBRD_URL")
-# variables that are not settings: those of the SDK, the supervisor's workers and the tests
+# variables that are not settings but belong to the SDK, the supervisor's workers or the tests
 OTHER_VARIABLES = re.compile(rf"{'|'.join(SDK_VARIABLES)}|CALIBRD_(SUPERVISOR|SLOT|TEST_.*)")
 
 
 class Settings(BaseSettings):
-    """Settings; each is ``CALIBRD_<NAME>`` in the environment, ``--<name>`` on the command line."""
+    """Settings: ``CALIBRD_<NAME>`` in the environment and ``--<name>`` on the command line."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -39,21 +39,21 @@ class Settings(BaseSettings):
     database_url: str = ""
     """A sqlite:///file or postgresql:// URL; empty means SQLite in the data directory."""
     database_seconds: float = Field(3.0, ge=1)
-    """Seconds that a call waits for PostgreSQL, or an SQLite statement may take, before 503."""
+    """Seconds to wait for PostgreSQL, or for an SQLite statement, before responding with 503."""
     blobs_url: str = ""
     """A file:// or s3:// URL; empty means a folder in the data directory."""
     sign_endpoint: str = ""
-    """URL of the S3 server as seen by clients, for signed URLs; empty means that of the service."""
+    """S3 URL for clients, used in signed URLs; empty means the same URL as for the service."""
     workers: int = Field(1, ge=0, le=64)
-    """Worker processes that `serve` starts alongside the API."""
+    """Number of worker processes that `serve` starts alongside the API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level of log events: debug, info, warning or error."""
     log_format: Literal["auto", "json", "console"] = "auto"
     """json (an object per line), console (text), or auto: console on a terminal, json elsewhere."""
     max_upload_bytes: int = Field(4096 * MEGABYTE, ge=1024)
-    """Largest dataset, both as sent and uncompressed."""
+    """Maximum size of a dataset in bytes, both as sent and uncompressed."""
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)
-    """Largest part of an upload in parts."""
+    """Maximum size of one part of an upload, in bytes."""
     max_open_uploads: int = Field(200, ge=1)
     """Maximum number of uncommitted uploads in parts per workspace."""
     max_open_upload_bytes: int = Field(0, ge=0)
@@ -61,15 +61,15 @@ class Settings(BaseSettings):
     max_workspace_bytes: int = Field(0, ge=0)
     """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
-    """Largest body of a predict call, both as sent and uncompressed."""
+    """Maximum size of a predict body in bytes, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses in flight; others wait. A workspace gets half."""
+    """Memory for large bodies and responses, at most half of it per workspace; others wait."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
-    """Largest JSON or CSV body; send larger data as npy, npz or safetensors."""
+    """Maximum size of a JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)
     """Maximum number of classes in a dataset."""
     body_timeout: float = Field(20.0, gt=0)
-    """Seconds to wait for the next byte of a body before 408."""
+    """Seconds to wait for the next byte of a body before responding with 408."""
     body_least_rate: int = Field(16384, ge=0)
     """Minimum average bytes per second of a body, once body_timeout has passed."""
     body_seconds: float = Field(3600.0, gt=0)
@@ -81,25 +81,25 @@ class Settings(BaseSettings):
     max_waits_per_key: int = Field(256, ge=1)
     """Maximum number of event streams and waiting requests per key; further ones get 429."""
     max_connections_per_address: int = Field(1024, ge=16)
-    """Open connections per address; beyond that, idle ones are closed. Raise it behind a proxy."""
+    """Maximum open connections per address before idle ones are closed; raise it behind a proxy."""
     max_open_fits: int = Field(100, ge=1)
     """Maximum number of waiting and running fits per workspace; further ones get 429."""
     max_running_fits: int | None = Field(None, ge=1)
-    """Maximum running fits per workspace, so that workers stay free for others; null: no limit."""
+    """Maximum running fits per workspace, to keep workers free for others; default: no limit."""
     fit_seconds: float = Field(3600.0, gt=0)
     """Time limit of a fit, from its first start."""
     fit_memory_bytes: int = Field(4096 * MEGABYTE, ge=MEGABYTE)
     """Maximum estimated memory of a fit."""
     fit_attempts: int = Field(3, ge=1)
-    """Attempts of a fit before it fails with worker_lost."""
+    """Maximum number of attempts before a fit fails with worker_lost."""
     dataset_days: float = Field(0.0, ge=0)
     """Days after which datasets are deleted; 0 keeps them forever."""
     sweep_hours: float = Field(24.0, ge=0)
     """Hours (at least 2) after which orphaned blobs are deleted; 0 keeps them."""
     idempotency_hours: float = Field(24.0, gt=0)
-    """Hours for which an Idempotency-Key is remembered."""
+    """Hours for which an Idempotency-Key and its response are stored."""
     refresh_seconds: float = Field(1.0, gt=0, le=60)
-    """Seconds between two checks for moved aliases and changed keys."""
+    """Seconds between checks for moved aliases and changed keys."""
     map_cache_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Memory for the maps used by predict."""
     render_seconds: float = Field(20.0, gt=0)
@@ -149,7 +149,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
+        """True if only this machine can reach the service."""
         if self.host == "localhost":
             return True
         try:
@@ -159,7 +159,7 @@ class Settings(BaseSettings):
 
 
 def settings_from(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings; flags take precedence, and names that are not settings are ignored."""
+    """Return the settings; flags take precedence, and other flags are ignored."""
     return Settings(**{name: flags[name] for name in Settings.model_fields if name in flags})
 
 

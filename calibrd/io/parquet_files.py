@@ -171,7 +171,7 @@ def locate_errors(path: Path, first: int) -> Iterator[None]:
         if error.first is None:
             raise DataError(error.code, f"{path}: {error}") from error
         row = first + error.first
-        words = f"{path}: {error.rule}; row {row} (counted from 0) breaks this rule"
+        words = f"{path}: {error.rule} (first invalid row: {row}, counted from 0)"
         raise DataError(error.code, words) from error
 
 

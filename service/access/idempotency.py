@@ -1,4 +1,4 @@
-"""Idempotency keys: a repeated request returns the first response and does no work."""
+"""Idempotency keys: a repeated request gets the first response without repeating the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_KEY = 200
 
 
 def check_key(key: str | None) -> str | None:
-    """Return the key; raise Invalid unless it is one short line of text."""
+    """Return the key; raise Invalid unless it is short and printable."""
     if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
         raise Invalid(
             "bad_idempotency_key",
@@ -26,7 +26,7 @@ def check_key(key: str | None) -> str | None:
 def answered(
     store: Store, principal: Principal, key: str | None, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the stored response to the same request with this key; None if there is none."""
+    """Return the stored response if this key was already used for the same request, else None."""
     found = None if key is None else store.idempotency.find(principal.workspace, key)
     if found is None:
         return None
@@ -46,7 +46,7 @@ def keep(
     request: dict[str, Any],
     answer: dict[str, Any],
 ) -> None:
-    """Store the response, in the same transaction as the work."""
+    """Store the response in the same transaction as the work."""
     if key is None:
         return
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):

@@ -1,4 +1,4 @@
-"""API keys ``cal_<id>_<secret>``: create, revoke, rotate, and check in memory."""
+"""API keys (``cal_<id>_<secret>``): creation, rotation, revocation and in-memory checks."""
 
 from __future__ import annotations
 
@@ -48,18 +48,17 @@ def workspace_named(store: Store, name: str, *, make: bool = False) -> Workspace
 def create(
     store: Store, workspace: str, *, name: str, scopes: list[Scope], days: float | None = None
 ) -> NewKey:
-    """Create a key of a workspace, valid for ``days`` or until it is revoked.
+    """Create a key for a workspace, valid for ``days`` days or, by default, until it is revoked.
 
-    The very first key ends open access, so it needs the admin scope to create others.
+    The first key ends open access. It must have the admin scope, because only admin keys can
+    create others over HTTP.
     """
     if not scopes:
         raise Invalid("no_scopes", f"a key needs at least one scope: {', '.join(Scope)}")
     if not (0 < len(name) <= LONGEST_NAME and is_readable(name)):
-        raise Invalid(
-            "bad_name", f"the name of a key must have 1 to {LONGEST_NAME} printable characters"
-        )
+        raise Invalid("bad_name", f"a key name must have 1 to {LONGEST_NAME} printable characters")
     if days is not None and not 0 < days <= MAX_DAYS:
-        raise Invalid("bad_days", f"days must be more than 0 and at most {MAX_DAYS}")
+        raise Invalid("bad_days", f"days must be greater than 0 and at most {MAX_DAYS}")
     if Scope.ADMIN not in scopes and store.keys.count() == 0:
         raise Conflict(
             "first_key_needs_admin",
@@ -80,7 +79,7 @@ def create(
 
 
 def _make_room(store: Store, workspace: str) -> None:
-    """Delete keys that ended long ago; raise Conflict if too many valid ones remain."""
+    """Delete the oldest ended keys; raise Conflict if the workspace has too many valid ones."""
     store.keys.lock_workspace(workspace)  # otherwise two callers could both create the last one
     store.keys.forget_ended(workspace, MAX_KEYS)
     if store.keys.count_live(workspace) >= MAX_KEYS:
@@ -92,7 +91,7 @@ def _make_room(store: Store, workspace: str) -> None:
 
 
 def find(store: Store, workspace: str, id: str) -> Key:
-    """Return a key of the workspace; raise NotFound if there is none."""
+    """Return a key of the workspace; raise NotFound if it does not exist."""
     key = store.keys.get(workspace, id)
     if key is None:
         raise NotFound("no_such_key", "there is no such key in this workspace")
@@ -100,16 +99,16 @@ def find(store: Store, workspace: str, id: str) -> Key:
 
 
 def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
-    """Revoke a key; revoking it again is not an error.
+    """Revoke a key; revoking it twice is not an error.
 
-    The last valid key with the admin scope is only revoked with ``even_last``: without this key,
-    nobody could manage the workspace over HTTP.
+    The last valid admin key is only revoked with ``even_last``, because nobody could manage the
+    workspace over HTTP without it.
     """
     if not even_last and is_last_admin(store, workspace, id):
         raise Conflict(
             "last_admin_key",
             "this is the last valid key with the admin scope: create another one first, or revoke "
-            "it on the service's machine with python -m service keys revoke",
+            "this one on the server with python -m service keys revoke",
         )
     find(store, workspace, id)
     store.keys.revoke(workspace, id)
@@ -117,18 +116,18 @@ def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) ->
 
 
 def is_last_admin(store: Store, workspace: str, id: str) -> bool:
-    """Return whether this is the only valid key of the workspace with the admin scope."""
+    """Return whether this is the workspace's only valid admin key."""
     admins = [key.id for key in store.keys.live(workspace) if Scope.ADMIN in key.scopes]
     return admins == [id]
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """Create a copy of a key with the same lifetime; the old key ends after the grace period."""
+    """Replace a key with a copy of the same lifetime; the old key ends after the grace period."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
-        raise Invalid("bad_grace", f"the grace period must be 0 to {MAX_GRACE_HOURS} hours")
+        raise Invalid("bad_grace", f"grace_hours must be between 0 and {MAX_GRACE_HOURS}")
     old = find(store, workspace, id)
     if not is_valid(old, time.time()):
-        raise Conflict("key_is_final", "a key that was revoked or has expired cannot be rotated")
+        raise Conflict("key_is_final", "a revoked or expired key cannot be rotated: create another")
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / DAY
     scopes = [Scope(one) for one in old.scopes]
     new = create(store, workspace, name=old.name, scopes=scopes, days=days)
@@ -137,7 +136,7 @@ def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewK
 
 
 def is_valid(key: Key, at: float) -> bool:
-    """Return whether a key is valid at a given time."""
+    """Return whether a key is valid at the given time."""
     return key.revoked_at is None and (key.expires_at is None or at < key.expires_at)
 
 
@@ -154,7 +153,7 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Reload the keys of workspaces whose keys changed; store when keys were last used."""
+        """Reload the keys of changed workspaces, and store the times when keys were last used."""
         with self._lock:
             with self._database.read() as store:
                 states = store.keys.states()
@@ -172,7 +171,7 @@ class KeyRing:
                     store.keys.used(dict(used))
 
     def _replace(self, read: list[Key], changed: Collection[str], known: Collection[str]) -> None:
-        """Replace the keys of the changed workspaces, and keep all others."""
+        """Replace the keys of ``changed`` workspaces; drop workspaces that are not ``known``."""
         keys = {
             key.id: key
             for key in self._keys.values()
@@ -184,12 +183,12 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key was ever created; ended keys count, so access never reopens."""
+        """True if no key was ever created; ended keys count, so open access never returns."""
         return not self._keys
 
     @property
     def anyone(self) -> Principal:
-        """The caller of every request while no keys are needed."""
+        """The caller of every request while no key is required."""
         if self._anyone is None:
             raise Unavailable("not_ready", "the service is starting: try again")
         return self._anyone
@@ -209,7 +208,7 @@ class KeyRing:
         return key.id
 
     def admit(self, id: str) -> Principal:
-        """Return the caller that a key belongs to; raise Unauthenticated if it is not valid."""
+        """Return the caller that a key belongs to; raise Unauthenticated if the key is invalid."""
         key, now = self._keys.get(id), time.time()
         if key is None:
             raise Unauthenticated("invalid_key", "unknown key")
@@ -220,15 +219,17 @@ class KeyRing:
         return self._principals[key.id]
 
     def check(self, principal: Principal) -> None:
-        """Raise Unauthenticated if an admitted caller would no longer be admitted."""
+        """Raise Unauthenticated if the caller's access has ended since it was admitted."""
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:
-            raise Unauthenticated("key_required", "a key is required now, because one exists")
+            raise Unauthenticated(
+                "key_required", "a key has been created in the meantime: requests now require one"
+            )
 
 
 def actor_of(key: Key) -> str:
-    """Return the name under which a key's user appears in histories."""
+    """Return the name that histories show for requests with a key."""
     return f"{key.name} (key {key.id})"
 
 

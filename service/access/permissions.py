@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """Permissions of a key; every key may read calibrators, versions, reports and runs."""
+    """Permissions of a key; any key may read calibrators, versions, reports and runs."""
 
     PREDICT = "predict"  # apply maps over HTTP
     FIT = "fit"  # upload datasets, start and cancel fits, register versions, report runs
@@ -17,9 +17,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """The caller of a request: its workspace, and its name in histories.
+    """The caller of a request: its workspace, its name in histories (``actor``) and its scopes.
 
-    ``key`` is the id of the key that was sent; None if no key is needed.
+    ``key`` is the id of the key that was sent, or None if no key is required.
     """
 
     workspace: str
@@ -29,7 +29,7 @@ class Principal:
 
     @property
     def owner(self) -> str:
-        """The name under which the requests of this caller are counted against its limits."""
+        """The name under which this caller's requests count towards its limits."""
         return self.key or self.actor
 
     def may(self, scope: Scope) -> bool:

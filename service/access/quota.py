@@ -12,7 +12,7 @@ from service.storage.store import Store
 
 
 class Quota:
-    """Storage limit of one workspace, in bytes: datasets, versions and runs together.
+    """Storage limit per workspace in bytes, for datasets, versions and runs together.
 
     If ``most_bytes`` is 0, the limit is a share of the disk that holds ``folder``. If blobs are
     stored in a bucket, ``folder`` is None and there is no limit.
@@ -27,9 +27,9 @@ class Quota:
     def check(
         self, store: Store, workspace: str, more: int = 0, *, is_promotion: bool = False
     ) -> None:
-        """Raise unless a workspace may store ``more`` bytes and the disk has room.
+        """Raise TooLarge if ``more`` bytes exceed the workspace's limit, or NoSpace on a full disk.
 
-        Promotions may exceed the limit by a tenth: a full workspace must not block a release.
+        Promotions may exceed the limit by a tenth, so that a full workspace never blocks a release.
         """
         if self._folder is not None:
             check_free(self._folder)
@@ -46,7 +46,7 @@ class Quota:
             )
 
     def check_notes(self, database: Database, workspace: str, *notes: Any) -> None:
-        """Raise unless a workspace may store notes of a version; removing notes is allowed."""
+        """Raise TooLarge if a version's notes exceed the limit; removal is always allowed."""
         if any(notes):
             with database.read() as store:  # a sum in a write transaction would delay others
                 self.check(store, workspace, json_bytes(*notes))

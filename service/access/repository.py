@@ -28,17 +28,17 @@ class Keys(Repository):
     """Workspaces and their keys."""
 
     def workspace_named(self, name: str) -> Workspace | None:
-        """Return the workspace with this name."""
+        """Return the workspace with this name, or None."""
         return self._one(Workspace, select(workspaces).where(workspaces.c.name == name))
 
     def workspaces_among(self, ids: Collection[str]) -> set[str]:
-        """Return the ids that belong to a workspace."""
+        """Return the subset of ``ids`` that are existing workspaces."""
         return set(self.session.scalars(select(workspaces.c.id).where(workspaces.c.id.in_(ids))))
 
     def stored_bytes(self, workspace: str) -> int:
-        """Return how many bytes a workspace stores: datasets, versions and runs.
+        """Return the total bytes of a workspace's datasets, versions and runs.
 
-        Each dataset counts DATASET_ROOM extra bytes for its row, file and folder.
+        Each dataset adds DATASET_ROOM bytes for its row, file and folder.
         """
         size = func.coalesce(datasets.c.bytes, datasets.c.part_bytes)
         sizes = (
@@ -55,7 +55,7 @@ class Keys(Repository):
         )
 
     def lock_workspace(self, id: str) -> None:
-        """Lock a workspace until the transaction ends, to check its limits."""
+        """Lock a workspace until the transaction ends, so that its limits can be checked."""
         # not FOR UPDATE, which would block every new row of the workspace
         row = select(workspaces.c.id).where(workspaces.c.id == id)
         self.session.execute(row.with_for_update(key_share=True))
@@ -93,11 +93,11 @@ class Keys(Repository):
         return added
 
     def get(self, workspace: str, id: str) -> Key | None:
-        """Return a key of the workspace."""
+        """Return a key of the workspace, or None."""
         return self._one(Key, select(keys).where(keys.c.id == id, keys.c.workspace == workspace))
 
     def page(self, workspace: str, limit: int, after: After | None) -> list[Key]:
-        """Return a page of the keys of a workspace, newest first, including ended ones."""
+        """Return a page of a workspace's keys, newest first, including ended ones."""
         chosen = select(keys).where(keys.c.workspace == workspace)
         if after is not None:
             chosen = chosen.where(tuple_(keys.c.created_at, keys.c.id) < tuple_(*after))
@@ -109,17 +109,17 @@ class Keys(Repository):
         return self._all(Key, select(keys).where(keys.c.workspace.in_(ids)))
 
     def live(self, workspace: str) -> list[Key]:
-        """Return the keys of a workspace that have not ended, oldest first."""
+        """Return a workspace's valid keys, oldest first."""
         chosen = select(keys).where(keys.c.workspace == workspace, _is_live())
         return self._all(Key, chosen.order_by(keys.c.created_at, keys.c.id))
 
     def count_live(self, workspace: str) -> int:
-        """Return how many keys of a workspace have not ended."""
+        """Return the number of a workspace's valid keys."""
         mine = (keys.c.workspace == workspace) & _is_live()
         return self.session.scalar(select(func.count()).select_from(keys).where(mine)) or 0
 
     def forget_ended(self, workspace: str, keep: int) -> None:
-        """Delete the ended keys of a workspace, except for the newest ``keep``."""
+        """Delete all but the newest ``keep`` ended keys of a workspace."""
         mine = (keys.c.workspace == workspace) & ~_is_live()
         oldest = select(keys.c.id).where(mine).order_by(keys.c.created_at.desc())
         surplus = list(self.session.scalars(oldest.offset(keep).limit(DELETE_BATCH)))
@@ -128,7 +128,7 @@ class Keys(Repository):
             self._execute(delete(keys).where(keys.c.id.in_(surplus)))
 
     def states(self) -> dict[str, tuple[object, ...]]:
-        """Return a state for each workspace that changes whenever one of its keys does."""
+        """Return a summary of each workspace's keys that changes whenever one of its keys does."""
         facts = (
             func.count(),
             func.count(keys.c.revoked_at),
@@ -139,7 +139,7 @@ class Keys(Repository):
         return {row[0]: tuple(row[1:]) for row in self.session.execute(chosen)}
 
     def count(self) -> int:
-        """Return how many keys there are, valid or not."""
+        """Return the number of keys, valid or not."""
         return int(self.session.scalar(select(func.count()).select_from(keys)) or 0)
 
     def revoke(self, workspace: str, id: str) -> bool:
@@ -156,7 +156,7 @@ class Keys(Repository):
         self._execute(update(keys).where(keys.c.id == id, ~earlier).values(expires_at=end))
 
     def used(self, times: Mapping[str, float]) -> None:
-        """Store when keys were last used."""
+        """Store the times when keys were last used."""
         for id, at in times.items():
             self._execute(update(keys).where(keys.c.id == id).values(last_used_at=at))
 
@@ -170,7 +170,7 @@ class Idempotency(Repository):
     """Stored responses by idempotency key."""
 
     def find(self, workspace: str, key: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the hash of the request that first used a key, and its response."""
+        """Return the hash of the request that first used a key, and its response, or None."""
         mine = (idempotency.c.workspace == workspace) & (idempotency.c.key == key)
         chosen = select(idempotency.c.request_sha256, idempotency.c.answer).where(mine)
         row = self.session.execute(chosen).one_or_none()
@@ -189,7 +189,7 @@ class Idempotency(Repository):
         return self._one_if_unique(dict, inserted) is not None
 
     def forget(self, older_than: float, limit: int = DELETE_BATCH) -> int:
-        """Delete up to ``limit`` responses older than ``older_than`` seconds; return how many."""
+        """Delete up to ``limit`` responses older than ``older_than`` seconds; return the count."""
         place = (idempotency.c.workspace, idempotency.c.key)
         old = select(*place).where(idempotency.c.created_at < now() - older_than).limit(limit)
         return self._execute(delete(idempotency).where(tuple_(*place).in_(old)))
@@ -205,14 +205,14 @@ class SessionRepository(Repository):
         self._execute(insert(web_sessions).values(**values, **times))
 
     def keep_newest(self, key: str, most: int) -> None:
-        """Delete the oldest sessions of a key, so that at most ``most`` remain."""
+        """Delete all but the newest ``most`` sessions of a key."""
         mine = web_sessions.c.key == key
         token = web_sessions.c.token_sha256
         newest = select(token).where(mine).order_by(web_sessions.c.created_at.desc()).limit(most)
         self._execute(delete(web_sessions).where(mine, token.not_in(newest)))
 
     def key_of(self, token_sha256: str) -> str | None:
-        """Return the id of the key of a session that has not expired."""
+        """Return the key id of an unexpired session, or None."""
         mine = (web_sessions.c.token_sha256 == token_sha256) & (web_sessions.c.expires_at > now())
         found: str | None = self.session.scalar(select(web_sessions.c.key).where(mine))
         return found
@@ -222,7 +222,7 @@ class SessionRepository(Repository):
         self._execute(delete(web_sessions).where(web_sessions.c.token_sha256 == token_sha256))
 
     def forget_expired(self, limit: int = DELETE_BATCH) -> int:
-        """Delete up to ``limit`` expired sessions; return how many."""
+        """Delete up to ``limit`` expired sessions; return the count."""
         token = web_sessions.c.token_sha256
         expired = select(token).where(web_sessions.c.expires_at <= now()).limit(limit)
         return self._execute(delete(web_sessions).where(token.in_(expired)))

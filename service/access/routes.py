@@ -42,7 +42,7 @@ def create_key(joined: Joined, caller: Caller, body: KeyIn) -> NewKeyOut:
 
 @router.delete("/{id}", summary="Revoke a key")
 def revoke_key(joined: Joined, caller: Caller, id: openapi.KeyId) -> KeyOut:
-    """Revoke a key: immediately in this process, within seconds in others."""
+    """Revoke a key, immediately in this process and within seconds in others."""
     with joined.database.write() as store:
         ended = keys.revoke(store, caller.workspace, id)
     joined.refresh_keys_if_possible()

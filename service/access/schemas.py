@@ -23,7 +23,7 @@ class KeyIn(RequestBody):
 
 
 class RotateIn(RequestBody):
-    """How long the old key stays valid."""
+    """The time for which the old key stays valid."""
 
     grace_hours: Annotated[float, Field(ge=0, le=MAX_GRACE_HOURS, examples=[24])] = 24.0
 

@@ -1,7 +1,7 @@
 """Dashboard sessions: a random token in a cookie stands in for an API key for a few hours.
 
-Only the SHA-256 of the token is stored. A session is valid as long as its key is: check the key
-with the key ring before admitting a session.
+Only the SHA-256 of the token is stored. A session is only valid while its key is: check the key
+against the key ring before admitting a session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_TOKEN = 100
 
 
 class Sessions:
-    """Sessions, looked up in the database each time so that they end in all processes at once."""
+    """Sessions, looked up in the database each time, so that they end in all processes at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -34,7 +34,7 @@ class Sessions:
         return token
 
     def key_of(self, token: str) -> str | None:
-        """Return the id of the key of a session; None if there is no such session."""
+        """Return the key id of a session, or None if there is no such session."""
         if len(token) > LONGEST_TOKEN:
             return None
         with self._database.read() as store:

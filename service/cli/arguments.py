@@ -93,7 +93,7 @@ def command_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     migrating.add_argument(
         "--adopt",
         action="store_true",
-        help="make the blob store that of this database, even if it was another's",
+        help="bind the blob store to this database, even if it belongs to another",
     )
     managing = "create, list, rotate or revoke API keys"
     _add_key_flags(verb("keys", manage_keys, managing, "ACTION [ID]"))
@@ -119,7 +119,7 @@ def _settings_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     group = flags.add_argument_group(
         "settings",
-        f"Each is also an environment variable: {PREFIX}PORT for --port. Flags take precedence.",
+        f"Each can also be set in the environment: {PREFIX}PORT for --port. Flags take precedence.",
     )
     for name, field in Settings.model_fields.items():
         default = "" if field.default == "" else f" [{field.default}]"
@@ -143,7 +143,7 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both queues with a GPU",
+        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both if there is a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 
@@ -159,10 +159,10 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
     keys.add_argument("action", choices=actions, metavar="ACTION", help=", ".join(actions))
     keys.add_argument("id", nargs="?", help="id of the key to rotate or revoke")
     keys.add_argument(
-        "--workspace", default="default", help="workspace; `create` adds it if it is new [default]"
+        "--workspace", default="default", help="workspace, added by `create` if it is new [default]"
     )
     keys.add_argument(
-        "--name", default="unnamed", help="name that says what the key is for [unnamed]"
+        "--name", default="unnamed", help="name that describes the key's purpose [unnamed]"
     )
     keys.add_argument(
         "--scopes", action="append", help="comma-separated: predict,fit,promote,admin [predict]"
@@ -175,5 +175,5 @@ def _add_key_flags(keys: argparse.ArgumentParser) -> None:
         metavar="HOURS",
         type=float,
         default=24.0,
-        help="how many hours the old key stays valid after `rotate` [24]",
+        help="hours for which the old key stays valid after `rotate` [24]",
     )

@@ -21,7 +21,7 @@ from service.worker.identity import is_of_this_machine
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> None:
-    """Upgrade the database to the current schema; bind it to its blob store."""
+    """Upgrade the database to the current schema, and bind it to its blob store."""
     prepared(settings, adopt=options.adopt).close()
     say("the database is up to date")
 
@@ -35,7 +35,7 @@ def work(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def list_workers(settings: Settings, options: argparse.Namespace) -> int:
-    """List the live workers; return 1 if there are none. The database is not changed."""
+    """List the live workers without changing the database; return 1 if there are none."""
     with (
         database_explained(),
         closing(Database(settings.database)) as database,
@@ -47,7 +47,7 @@ def list_workers(settings: Settings, options: argparse.Namespace) -> int:
         started = f"since {minute(one.started_at)}"
         say("  ".join((one.id, ",".join(one.queues), one.device, started)))
     if not found:
-        say_note(f"no worker {'on this machine ' if options.here else ''}is alive")
+        say_note(f"no live workers{' on this machine' if options.here else ''}")
     return 0 if found else 1
 
 
@@ -55,7 +55,8 @@ def sweep_up(settings: Settings, options: argparse.Namespace) -> None:
     """Delete orphaned blobs; with ``--dry-run``, only list them."""
     if not settings.sweep_hours:
         raise Invalid(
-            "no_grace", "--sweep-hours is 0, which keeps all blobs: set the minimum age of orphans"
+            "no_grace",
+            "--sweep-hours is 0, which keeps all blobs: set it to the minimum age of orphans",
         )
     with closing(existing(settings)) as database:
         swept = sweep(
@@ -75,7 +76,7 @@ def write_backup(settings: Settings, options: argparse.Namespace) -> None:
     target = Path(options.file).absolute()
     made = back_up(settings, target, force=options.force, keep_going=options.keep_going)
     for one in made.damaged:
-        say_note(f"warning: left out: {one}")
+        say_note(f"warning: skipped: {one}")
     say(f"backed up {_counts(made)} in {time.monotonic() - began:.1f} s: {options.file}")
 
 
@@ -84,7 +85,7 @@ def read_backup(settings: Settings, options: argparse.Namespace) -> None:
     began = time.monotonic()
     made = restore(settings, Path(options.file))
     for one in made.damaged:
-        say_note(f"warning: not in this backup: {one}")
+        say_note(f"warning: missing from this backup: {one}")
     say(f"restored {_counts(made)} in {time.monotonic() - began:.1f} s: {settings.data_dir}")
 
 

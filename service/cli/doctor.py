@@ -1,4 +1,4 @@
-"""``python -m service doctor``."""
+"""The command ``python -m service doctor``."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def doctor(settings: Settings, options: argparse.Namespace) -> int:
     else:
         say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         if counts.get("orphan_blobs"):
-            say_note(
-                "orphan blobs are harmless: workers delete them every hour, and so does `sweep`"
-            )
+            say_note("orphaned blobs are harmless: workers delete them every hour, as does `sweep`")
     return UNHEALTHY if counts["findings"] else 0
 
 
@@ -63,7 +61,7 @@ def _line(finding: Finding) -> str:
 
 
 class _Progress:
-    """Shows progress on a terminal."""
+    """A progress display for terminals."""
 
     def __init__(self) -> None:
         self._shown = 0

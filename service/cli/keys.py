@@ -1,4 +1,4 @@
-"""``python -m service keys``."""
+"""The command ``python -m service keys``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
     """Create, list, rotate or revoke keys."""
     if options.action in ("rotate", "revoke") and options.id is None:
         command = command_to_paste(options, f"keys {options.action} ID")
-        raise Invalid("no_id", f"the id of the key is required: {command}")
+        raise Invalid("no_id", f"the key id is missing: run {command}")
     is_create = options.action == "create"
     new: keys.NewKey | None = None
     with closing(existing(settings)) as database, database.write() as store:
@@ -35,13 +35,13 @@ def manage_keys(settings: Settings, options: argparse.Namespace) -> None:
                 if keys.is_last_admin(store, workspace, options.id):
                     command = command_to_paste(options, "keys create --scopes admin")
                     say_note(
-                        "warning: this was the last key with scope admin; "
+                        "warning: this was the last key with the admin scope; "
                         f"create another: {command}"
                     )
                 say(_line(keys.revoke(store, workspace, options.id, even_last=True)))
             case _:
                 _list(store, workspace, options)
-    if new is not None:  # shown only once it is committed
+    if new is not None:  # only after the commit
         _show_new(new)
 
 

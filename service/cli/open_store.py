@@ -1,4 +1,4 @@
-"""Open the database and check the folders of a command, with clear errors."""
+"""Open the database and check the folders for a command, with clear error messages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
 def prepared(settings: Settings, *, adopt: bool = False) -> Database:
-    """Check the stores, and return the database, created or upgraded if necessary.
+    """Check the stores and return the database, which is created or upgraded if necessary.
 
-    With ``adopt``, the database takes over the blob store, even if it belonged to another.
+    With ``adopt``, the database takes over the blob store even if it belongs to another database.
     """
     check_blobs_url(settings)
     if not (settings.database_url and settings.blobs_url):
@@ -52,26 +52,29 @@ def prepared(settings: Settings, *, adopt: bool = False) -> Database:
 
 
 def existing(settings: Settings) -> Database:
-    """Return an existing database, without changing it."""
+    """Open an existing database without changing it."""
     with database_explained():
         return open_current(settings.database)
 
 
 def blobs_for(settings: Settings, database: Database) -> Blobs:
-    """Return the blob store of an existing database; raise an error if it is another's."""
+    """Return the blob store of a database; raise Conflict if it belongs to another database."""
     blobs = existing_blobs(settings)
     check_bound(database, blobs)
     return blobs
 
 
 def existing_blobs(settings: Settings) -> Blobs:
-    """Return the blob store, without checking that it is the database's."""
+    """Return the blob store without checking that it belongs to the database."""
     check_blobs_url(settings)
     return Blobs(settings.blobs)
 
 
 def check_blobs_url(settings: Settings) -> None:
-    """Raise Invalid if several machines may share the database, but not the default folder."""
+    """Raise Invalid if the database is PostgreSQL, but ``blobs_url`` is not set.
+
+    Several machines may share the database, but not the default folder.
+    """
     if not settings.blobs_url and not settings.database.startswith("sqlite"):
         raise Invalid(
             "no_blobs_url",
@@ -83,7 +86,7 @@ def check_blobs_url(settings: Settings) -> None:
 
 @contextmanager
 def database_explained() -> Iterator[None]:
-    """Turn any database error into one that says what to check."""
+    """Convert any database error into a service error that says what to check."""
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
@@ -107,8 +110,8 @@ def failures_explained() -> Iterator[None]:
             raise
         raise Invalid(
             "cannot_write",
-            f"cannot use {error.filename or 'a file'} ({error.strerror}): allow this user to read "
-            "and write there, or free some space",
+            f"cannot use {error.filename or 'a file'} ({error.strerror}): grant this user read "
+            "and write access, or free some space",
         ) from error
 
 
@@ -122,13 +125,13 @@ def _no_database(error: Exception) -> ServiceError:
         )
     return Invalid(
         "no_database",
-        f"cannot use the database ({logs.redact(reason)}): check that it is running, that this "
-        "user may write to it, and --database-url",
+        f"cannot use the database ({logs.redact(reason)}): check --database-url, that the database "
+        "is running, and that this user may write to it",
     )
 
 
 def check_writable(folder: Path) -> None:
-    """Create a folder, and raise Invalid unless it is writable."""
+    """Create a folder if necessary; raise Invalid unless it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -137,5 +140,5 @@ def check_writable(folder: Path) -> None:
         raise Invalid(
             "cannot_write",
             f"cannot write to the folder {folder} ({error.strerror}): "
-            "allow this user to write there, or choose another with --data-dir or --blobs-url",
+            "grant this user write access, or choose another folder with --data-dir or --blobs-url",
         ) from error

@@ -18,7 +18,7 @@ def say(text: str) -> None:
 
 
 def say_note(text: str) -> None:
-    """Print to standard error, so that programs that read standard output do not see it."""
+    """Print to standard error, to keep standard output clean for programs that read it."""
     sys.stderr.write(f"{text}\n")
 
 
@@ -28,14 +28,14 @@ def say_error(text: str) -> None:
 
 
 def minute(seconds: float | None) -> str:
-    """Format a point in time in UTC, to the minute."""
+    """Format a time in UTC, to the minute; None means never."""
     if seconds is None:
         return "never"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def command_to_paste(options: argparse.Namespace, words: str) -> str:
-    """Return a command line for the same database, without its password."""
+    """Return a shell command for the same database, with its password redacted."""
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())

@@ -1,4 +1,4 @@
-"""``python -m service serve``."""
+"""The command ``python -m service serve``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Prints a greeting when it is ready, and shuts down cleanly on repeated signals."""
+    """A server that greets when it is ready, and shuts down cleanly on repeated signals."""
 
     greeting: str
     end_waiting: Callable[[], None]
@@ -109,7 +109,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Shut down gracefully; uvicorn would abort at a second Ctrl-C and re-raise signals."""
+        """Shut down gracefully; uvicorn would abort on a second Ctrl-C and re-raise signals."""
         for number in EXIT_SIGNALS:
             signal.signal(number, self._exit)
         yield
@@ -128,8 +128,8 @@ def _allow_many_connections() -> None:
 def _reduce_garbage_collection() -> None:
     """Exempt loaded objects from garbage collection, and collect less often.
 
-    All requests wait during a collection; with thousands of connections, a full one takes most of
-    a second.
+    A collection blocks all requests; with thousands of connections, a full one takes almost a
+    second.
     """
     gc.collect()
     gc.freeze()
@@ -137,7 +137,7 @@ def _reduce_garbage_collection() -> None:
 
 
 def _check_exposure(settings: Settings, database: Database, options: argparse.Namespace) -> None:
-    """Raise Invalid if there is no key but other machines could connect."""
+    """Raise Invalid if other machines can connect and no key exists."""
     if settings.is_loopback:
         return
     with database.read() as store:
@@ -153,7 +153,7 @@ def _check_exposure(settings: Settings, database: Database, options: argparse.Na
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Open the listening socket first, so that a port in use is reported at once."""
+    """Open the listening socket before anything else, so that a used port is reported at once."""
     try:
         listening = socket.create_server(
             (settings.host, settings.port),
@@ -167,9 +167,9 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]
         advice = (
-            "stop the process that uses it, or choose another with --port"
+            "stop the process that uses this port, or choose another one with --port"
             if error.errno in (errno.EADDRINUSE, errno.EACCES)
-            else "choose an address of this machine with --host"
+            else "choose one of this machine's addresses with --host"
         )
         raise Invalid(
             "cannot_listen",
@@ -215,7 +215,7 @@ A first fit on the bundled sample, in Python:
 
 
 def welcome(settings: Settings, port: int) -> str:
-    """Return the greeting of a service that listens on a port."""
+    """Return the startup message of a service that listens on ``port``."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return (TEXT + (IN_THE_REPOSITORY if EXAMPLE.exists() else ELSEWHERE)).format(
         example=EXAMPLE,

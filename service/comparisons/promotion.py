@@ -1,4 +1,4 @@
-"""Promote a version unless it loses accuracy compared with the one that the alias points at."""
+"""Promote a version, unless it is less accurate than the one that the alias points at."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def promote(
 def measured_change(
     blobs: Blobs, principal: Principal, name: str, before: Version | None, after: Version
 ) -> AccuracyChange | None:
-    """Return the change in accuracy on the common judged rows; None if there are too few."""
+    """Return the change in accuracy on the common judged rows, or None if there are too few."""
     if before is None or before.number == after.number:
         return None
     if not Pair(name, before, after).has_judged_rows:

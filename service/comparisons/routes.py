@@ -38,13 +38,13 @@ class ComparisonOut(Body):
     first: int = Field(examples=[2])
     second: int = Field(examples=[3])
     dataset: Annotated[
-        str | None, Field(description="id of the dataset; null for common judged rows")
+        str | None, Field(description="id of the dataset; null if judged rows were used")
     ]
     rows: int = Field(
-        description="number of rows that both versions were measured on", examples=[2000]
+        description="number of rows on which the versions were compared", examples=[2000]
     )
     verdict: str | None = Field(examples=["improved"])
-    no_verdict: Annotated[str | None, Field(description="why there is no verdict")]
+    no_verdict: Annotated[str | None, Field(description="reason why there is no verdict")]
     report: dict[str, Any] = Field(examples=[{"verdict": "improved", "n": 2000}])
 
     @classmethod
@@ -66,7 +66,7 @@ class ComparisonOut(Body):
     "",
     summary="Compare two versions on the same rows",
     response_model=ComparisonOut,
-    responses=openapi.errors({409: "There are no rows to compare the versions on: no_common_rows"}),
+    responses=openapi.errors({409: "There are no rows for the comparison: no_common_rows"}),
 )
 async def compare_versions(
     request: Request,
@@ -81,8 +81,8 @@ async def compare_versions(
 
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
     dataset of one of them, if it still exists; otherwise the response is 409 `no_common_rows`.
-    There is no verdict on rows that a version was fitted on; `no_verdict` says why. Choosing a
-    dataset requires the `fit` scope.
+    There is no verdict if a version was fitted on the rows; `no_verdict` then gives the reason.
+    Choosing a dataset requires the `fit` scope.
     """
     pair, data = await joined.executors.query.run(
         caller.workspace, _pair_and_dataset, joined, caller, name, (first, second), dataset
@@ -99,7 +99,7 @@ async def compare_versions(
 
 
 def _content(pair: Pair, found: Comparison) -> bytes:
-    """Return the response body, which all requests for a comparison share."""
+    """Return the response body, encoded once for all requests for this comparison."""
     if not found.content:
         found.content.append(ComparisonOut.of(pair, found).model_dump_json(by_alias=True).encode())
     return found.content[0]
@@ -116,7 +116,7 @@ def pair_of(store: Store, caller: Principal, name: str, numbers: tuple[int, int]
 def _pair_and_dataset(
     joined: Parts, caller: Principal, name: str, numbers: tuple[int, int], dataset: str | None
 ) -> tuple[Pair, Dataset | None]:
-    """Return the two versions, and the dataset to compare them on (None: their judged rows)."""
+    """Return the two versions and the dataset to use, or None for their common judged rows."""
     with joined.database.read() as store:
         pair = pair_of(store, caller, name, numbers)
         if dataset is not None:

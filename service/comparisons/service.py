@@ -1,7 +1,7 @@
-"""Compare two versions on the same rows: the effect of changing to the second, with intervals.
+"""Compare two versions on the same rows: the effect of switching to the second, with intervals.
 
-Versions are compared on the held-out rows that both were judged on, or on a dataset.
-There is no verdict on rows that a version was fitted on.
+Versions are compared on the held-out rows that both were judged on, or on a dataset. There is no
+verdict if either version was fitted on these rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def has_judged_rows(self) -> bool:
-        """True if both versions have stored judged rows of the same data."""
+        """True if both versions have stored judged rows from the same data."""
         return self.first.judged_data is not None and (
             self.first.judged_data == self.second.judged_data
         )
@@ -80,7 +80,7 @@ class Comparison:
 
 
 class Comparisons:
-    """Runs comparisons in separate processes, one at a time per workspace, and caches them."""
+    """Cached comparisons, run in separate processes, one at a time per workspace."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -97,8 +97,8 @@ class Comparisons:
     ) -> Future[Comparison]:
         """Return the comparison on a dataset, or on the common judged rows if ``dataset`` is None.
 
-        It is started unless it is cached. A failed comparison is returned from the cache once;
-        the next call starts it again.
+        It is started unless it is cached. A failed comparison is returned only once; the next
+        call starts it again.
         """
         if dataset is not None:
             _check_size(dataset)
@@ -114,7 +114,7 @@ class Comparisons:
         return found
 
     def _evict(self) -> None:
-        """Remove the oldest finished comparisons of the workspaces that have the most."""
+        """Evict the oldest finished comparisons of the workspaces with the most cached ones."""
         done = [key for key, one in self._cache.items() if one.done()]
         counts = Counter(workspace for workspace, *_ in done)
         for _ in range(len(done) - MAX_KEPT):
@@ -236,7 +236,7 @@ def judged_rows(blobs: Blobs, principal: Principal, version: Version) -> JudgedR
 
 
 def default_dataset(store: Store, principal: Principal, pair: Pair) -> Dataset | None:
-    """Return an evaluation dataset of the two fits that neither version was fitted on, if any."""
+    """Return an evaluation dataset of either fit that neither version was fitted on, or None."""
     for one in (pair.second, pair.first):
         fit = None if one.fit is None else store.fits.get(one.fit, principal.workspace)
         if fit is None or fit.evaluation is None:
@@ -258,7 +258,7 @@ def was_fitted_on(pair: Pair, dataset: Dataset) -> bool:
 
 
 def no_common_rows(pair: Pair) -> Conflict:
-    """Return the error for a pair that can only be compared on a named dataset."""
+    """Return the error for versions that have no judged rows in common."""
     one = next((one for one in pair[1:] if one.judged_sha256 is None), None)
     why = (
         "they were judged on different data"
@@ -268,7 +268,7 @@ def no_common_rows(pair: Pair) -> Conflict:
     return Conflict(
         "no_common_rows",
         f"versions {pair.first.number} and {pair.second.number} have no judged rows in common, "
-        f"because {why}: name a dataset that neither was fitted on",
+        f"because {why}: choose a dataset that neither was fitted on",
     )
 
 
@@ -329,7 +329,7 @@ def _has_failed(future: Future[Comparison]) -> bool:
 
 
 def chosen_dataset(store: Store, caller: Principal, pair: Pair, id: str) -> Dataset:
-    """Return the dataset that the caller named."""
+    """Return the dataset that the caller chose; raise NotFound if the versions cannot use it."""
     check_scope(caller, Scope.FIT)
     found = store.datasets.get(caller.workspace, id)
     if found is None or not suits(found, pair.second):

@@ -1,1 +1,1 @@
-"""Thread pools, memory budgets, task processes and long polls for all features."""
+"""Thread pools, memory budgets, task processes and long polling for all features."""

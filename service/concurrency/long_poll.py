@@ -1,4 +1,4 @@
-"""Long polls: one poller for all waiting requests, which hold no database session or thread."""
+"""Long polling: one poller serves all waiting requests, so none holds a thread or a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger("calibrd.watching")
 
 
 class Watcher(Generic[Key, Item]):
-    """Notify waiting requests of changes; ``read`` returns the current items for a list of keys."""
+    """A poller that notifies waiting requests; ``read`` returns the current items by key."""
 
     def __init__(self, what: str, read: Callable[[list[Key]], Mapping[Key, Item]]) -> None:
         self._what = what
@@ -58,11 +58,11 @@ class Watcher(Generic[Key, Item]):
         return latest
 
     def wake(self) -> None:
-        """Poll now instead of after the usual pause, because something has changed."""
+        """Poll now instead of after the usual pause; call this after a change."""
         self._woken.set()
 
     def stop(self) -> None:
-        """End all waits: the service is shutting down."""
+        """End all waits, because the service is shutting down."""
         self._is_stopped = True
         for listeners in self._waiting.values():
             for updates in listeners:

@@ -1,4 +1,4 @@
-"""Configure the C allocator; this has an effect only with glibc."""
+"""Configure the C allocator; this only has an effect with glibc."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RETAINED_BLOCK_BYTES, RETAINED_BYTES = 8 << 20, 64 << 20
 
 
 def share_heaps() -> None:
-    """Let all threads share two heaps, because every heap retains freed memory."""
+    """Make all threads share two heaps, because every heap retains freed memory."""
     _set(ARENA_MAX, 2)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library retain some freed memory, because fits allocate large arrays repeatedly.
+    """Make the C library retain some freed memory, because fits keep allocating large arrays.
 
     Returning it to the system and faulting it in again takes a fifth of a small fit's time.
     """

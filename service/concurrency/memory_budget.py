@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from service.errors import TooMany
 
 WAIT_SECONDS = 10.0
-# calls of one owner that may wait at the same time; each holds what it has read so far
+# waiting calls per owner; each holds what it has read so far
 MAX_WAITING = 100
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """A call that is waiting until it can hold ``size`` bytes in place of ``held``.
+    """A call that is waiting to grow from ``held`` to ``size`` bytes.
 
-    ``is_built`` says that it occupies these bytes already.
+    ``is_built`` is True if it already occupies these bytes.
     """
 
     owner: str
@@ -32,21 +32,21 @@ class _Waiter:
 
 
 class MemoryBudget:
-    """Let calls proceed while their total memory stays within ``total`` bytes.
+    """A limit on the total memory of concurrent calls.
 
     One owner (a workspace) gets at most half of the total, so that it cannot block the others. A
-    call that needs more than that counts as half: it runs when its owner holds nothing else.
-    Owners take turns.
+    call that needs more counts as half, and runs when its owner holds nothing else. Owners take
+    turns.
 
     Parameters
     ----------
     total
-        Bytes that all calls together may hold.
+        Maximum bytes held by all calls together.
     in_order
-        Admit calls in the order in which they arrived. Otherwise a large call may wait for as long
-        as small ones keep arriving; in order, every call waits for the slowest one before it.
+        Admit calls in order of arrival, so that every call waits for the slowest one before it.
+        Otherwise a large call may wait for as long as small ones keep arriving.
     wait_seconds
-        How long a call may wait before it gets TooMany.
+        Maximum seconds that a call waits before it raises TooMany.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MemoryBudget:
 
     @property
     def share(self) -> int:
-        """The bytes that one owner may hold."""
+        """The maximum number of bytes that one owner may hold."""
         return self._share
 
     @property
@@ -70,10 +70,10 @@ class MemoryBudget:
         return self._held.total()
 
     async def grow(self, owner: str, held: int, size: int, *, is_built: bool = False) -> None:
-        """Wait until a call can hold ``size`` bytes in place of the ``held`` bytes it has.
+        """Wait until a call can grow from ``held`` to ``size`` bytes.
 
-        Calls that occupy their bytes while they wait (``is_built``) get TooMany at once if those of
-        their owner would exceed its share.
+        Raises TooMany after the timeout. It is raised at once if too many of the owner's calls are
+        waiting, or if those that occupy their bytes while waiting (``is_built``) exceed its share.
         """
         waiter = _Waiter(owner, held, size, is_built)
         self._waiting.setdefault(owner, deque()).append(waiter)
@@ -96,7 +96,7 @@ class MemoryBudget:
             raise self._refusal()
 
     def grow_now(self, owner: str, held: int, size: int) -> bool:
-        """Hold ``size`` bytes if there is room now; return False if there is none."""
+        """Grow from ``held`` to ``size`` bytes if there is room now; return whether there was."""
         if self._waiting or not self._has_room(owner, held, size):
             return False
         self._held[owner] += size - held
@@ -145,20 +145,20 @@ class MemoryBudget:
         return has_space and self._is_within_share(owner, held, size)
 
     def _is_within_share(self, owner: str, held: int, size: int) -> bool:
-        """Return whether the call does not have to wait for other calls of its owner."""
+        """Return whether a call fits into the owner's share alongside its other calls."""
         mine = self._held[owner] - held
         return not mine or mine + size <= self._share
 
     def _refusal(self) -> TooMany:
         return TooMany(
             "too_much_in_flight",
-            f"large requests hold all the memory reserved for them ({self._total} bytes): "
-            "read responses as they arrive, and send fewer or smaller requests at once",
+            f"large requests are using all the memory reserved for them ({self._total} bytes): "
+            "read responses as they arrive, and send fewer or smaller requests at a time",
         )
 
 
 class MemoryHold:
-    """The bytes that one call holds from a budget, initially 0."""
+    """One call's share of a memory budget, initially 0 bytes."""
 
     __slots__ = ("_budget", "_owner", "_size")
 
@@ -175,7 +175,7 @@ class MemoryHold:
             self._size = size
 
     def grow_now(self, size: int) -> bool:
-        """Hold at least ``size`` bytes if there is room now; return False if there is none."""
+        """Grow to at least ``size`` bytes if there is room now; return whether there was."""
         size = min(size, self._budget.share)
         if size <= self._size:
             return True
@@ -193,10 +193,10 @@ class MemoryHold:
 
 
 class CallMemory:
-    """The memory budgets for calls in a process: incoming bodies, work, and outgoing responses.
+    """The memory budgets of a process: for incoming bodies, work and outgoing responses.
 
-    Each has its own budget, so a slow client only occupies memory for the body that it sends or
-    reads. A call that holds memory for work never waits for a client.
+    They are separate, so that a slow client only occupies memory for the body that it sends or
+    the response that it reads. A call that holds memory for work never waits for a client.
     """
 
     def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:

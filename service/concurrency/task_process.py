@@ -1,8 +1,7 @@
-"""A process alongside the API that runs one slow task at a time, killed if a task takes too long.
+"""A helper process that runs one slow task at a time, and is killed if a task takes too long.
 
-Requests and replies travel over its standard input and output, each preceded by its length in
-8 bytes.
-The tasks are in ``service.registry.reports.tasks``.
+Requests and replies are sent over its standard input and output, each preceded by its length in
+8 bytes. The tasks are in ``service.registry.reports.tasks``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from service.errors import ServiceError, TooLarge, Unavailable
 
 COMMAND = (sys.executable, "-m", "service.registry.reports.tasks")
 START_SECONDS = 30.0
-IDLE_SECONDS = 60.0  # an unused process keeps a hundred megabytes
+IDLE_SECONDS = 60.0  # an idle process occupies 100 MB
 LENGTH_BYTES = 8
 OUT_OF_MEMORY = "too_much_memory"
 OK, FAILED = b"\0", b"\1"
@@ -31,7 +30,7 @@ _log = structlog.get_logger("calibrd.tasks")
 
 
 class TaskProcess:
-    """Run tasks in a separate process, started by the first task.
+    """A separate process for tasks, started by the first one.
 
     The process is killed after IDLE_SECONDS without a task; the next task starts another.
     """
@@ -121,7 +120,7 @@ class TaskProcess:
             self.close()
             why = f"took longer than {limit:g} seconds" if killed.is_set() else "lost its process"
             _log.warning("task_process_lost", why=why)
-            raise Unavailable("took_too_long", f"this task {why} and was aborted") from error
+            raise Unavailable("took_too_long", f"the task was aborted because it {why}") from error
         except BaseException:
             self.close()  # an unread reply must not be mistaken for the reply to the next task
             raise

@@ -1,4 +1,4 @@
-"""Bounded thread pools, one per kind of slow work, that no single caller can fill."""
+"""Bounded thread pools for slow work; no single caller can fill one."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def parsing_turn(size: int) -> Iterator[None]:
 
 
 class FairExecutor:
-    """Run calls on a few threads; one owner never occupies all of them.
+    """A small thread pool in which one owner never occupies all threads.
 
-    The threads are few on purpose: every thread that computes in Python delays the event loop.
-    An owner (a workspace) occupies at most ``threads - 1`` of them (or the only one) and may have
-    ``most_waiting`` calls in flight; beyond that it gets TooMany. If several owners occupy all
+    It is small on purpose, because every thread that computes in Python delays the event loop.
+    An owner (a workspace) occupies at most ``threads - 1`` threads (or the only one) and may have
+    ``most_waiting`` calls in flight; further calls raise TooMany. If several owners occupy all
     threads for longer than SPARE_AFTER seconds, waiting calls get up to SPARE_THREADS more.
     """
 
@@ -66,7 +66,7 @@ class FairExecutor:
         if mine.calls >= self._most_waiting:
             raise TooMany(
                 "too_many_requests",
-                f"{mine.calls} calls of this workspace are already waiting for {self._name}: "
+                f"this workspace already has {mine.calls} {self._name} calls in flight: "
                 "wait for responses before sending more",
             )
         mine.calls += 1
@@ -92,7 +92,7 @@ class FairExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _thread(self) -> None:
-        """Wait for a thread: one of the usual ones, or after a while a spare one."""
+        """Wait for a regular thread or, after SPARE_AFTER seconds, for a spare one."""
         if self._running < self._threads and not self._waiting:
             self._running += 1
             return
@@ -117,7 +117,7 @@ class FairExecutor:
         self._admit()
 
     def _admit(self) -> None:
-        """Give free threads to waiting calls, spare threads only to those that waited long."""
+        """Give free threads to waiting calls; only long-waiting calls get spare threads."""
         while self._waiting:
             first = self._waiting[0]
             if first.admitted.done():  # cancelled, and its task has not run since
@@ -175,7 +175,7 @@ class _Owner:
 
 
 class Runner(Protocol):
-    """Run a call on a thread of an executor."""
+    """A function that runs a call on a thread of an executor."""
 
     async def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the call and return its result."""
@@ -189,7 +189,7 @@ class Executors:
     uploads, ``load`` reads maps for predict, ``apply`` decodes and calibrates large bodies,
     ``download`` reads blobs for responses, ``session`` looks up dashboard sessions, ``query`` makes
     the database calls of coroutines, and ``merge`` decides steps of runs, which takes up to a
-    minute. The database calls of plain functions stay on the framework's own threads.
+    minute. Routes that are plain functions call the database on the framework's own threads.
     """
 
     inspect: FairExecutor = field(default_factory=lambda: FairExecutor("inspect", 2))

@@ -1,1 +1,1 @@
-"""HTTP code that all features share: problems, paging, ETags, OpenAPI, dependencies."""
+"""HTTP code shared by all features: problems, paging, ETags, OpenAPI, dependencies."""

@@ -1,4 +1,4 @@
-"""The caller of a request: who it is, which scopes it has, and its share of threads."""
+"""The caller of a request: its identity, its scopes and its share of threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def principal_of(scope: AsgiScope) -> Principal:
 
 
 def check_scope(principal: Principal, scope: Scope) -> None:
-    """Raise if the caller's key lacks the scope."""
+    """Raise Forbidden if the caller's key lacks the scope."""
     if not principal.may(scope):
         raise Forbidden(
             "missing_scope", f"this needs a key with the {scope!s} scope", scope=str(scope)

@@ -18,7 +18,7 @@ BINARY = "application/octet-stream"
 
 
 class BlobResponse(Response):
-    """A response with a blob, read piece by piece on threads that the caller's downloads share.
+    """A response that streams a blob, read on the caller's share of download threads.
 
     When the client disconnects, the response ends and the blob is closed.
     """

@@ -14,7 +14,7 @@ BLOCK_NUMBERS = 1 << 14
 
 
 def write(document: dict[str, Any], **lists: Iterable[Any]) -> bytes:
-    """Return a JSON object with the fields of a document, and lists that are passed in blocks.
+    """Return a JSON object with the fields of a document, plus lists that are given in blocks.
 
     >>> write({"a": 1}, b=blocks(np.arange(3)), c=[])
     b'{"a":1,"b":[0,1,2],"c":[]}'

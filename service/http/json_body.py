@@ -1,4 +1,4 @@
-"""JSON bodies, parsed within budgets of time and memory."""
+"""JSON bodies, parsed within time and memory budgets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Bytes = bytes | memoryview
 # budget allows 1.5 million numbers: about 0.1 s and 100 MB.
 MAX_COST = 1_500_000
 MAX_DEPTH = 32
-# the cost of what each character introduces: a value, a list, an object, a key
+# cost of each character that introduces a value, a list, an object or a key
 COSTS = {b",": 1, b"[": 5, b"{": 3, b":": 2}
 _BLOCK = 1 << 20
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
-    """Parse a JSON document; refuse NaN, Infinity, numbers beyond float64 and deep nesting.
+    """Parse a JSON document; reject NaN, Infinity, numbers beyond float64 and deep nesting.
 
-    A document that could contain more values than the budget allows is refused before parsing.
+    A document that could contain more values than the budget allows is rejected before parsing.
     """
     check_cost(body, most_cost)
     check_depth(body)
@@ -34,13 +34,13 @@ def parse(body: Bytes, *, most_cost: int = MAX_COST) -> Any:
         with parsing_turn(len(body)):
             return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Malformed("malformed_json", f"the body cannot be read as JSON: {error}") from error
+        raise Malformed("malformed_json", f"the body is not valid JSON: {error}") from error
 
 
 def check_cost(body: Bytes, most: int = MAX_COST) -> None:
     """Raise TooLarge if a JSON document may contain more values, lists and objects than allowed.
 
-    Characters inside strings are counted too, so that this only takes milliseconds for any body.
+    Characters inside strings are counted as well, which keeps the check within milliseconds.
     """
     if max(COSTS.values()) * len(body) <= most:
         return
@@ -48,9 +48,9 @@ def check_cost(body: Bytes, most: int = MAX_COST) -> None:
     if sum(text.count(character) * cost for character, cost in COSTS.items()) > most:
         raise TooLarge(
             "too_many_values",
-            f"the JSON contains too many values: they may cost {most} in total (a number costs 1,"
-            " a list 6, a key 3, an object 4). Send fewer values, or send arrays as npy, npz or"
-            " safetensors",
+            f"the JSON contains too many values: their total cost must be at most {most} (a number"
+            " costs 1, a list 6, a key 3, an object 4). Send fewer values, or send arrays as npy,"
+            " npz or safetensors",
             limit=most,
         )
 
@@ -94,7 +94,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
 
 
 def check_shape(document: Any, most_values: int, most_depth: int = MAX_DEPTH) -> None:
-    """Raise if a parsed document contains too many values or is nested too deeply."""
+    """Raise TooLarge or Invalid if a document has too many values or is nested too deeply."""
     values, waiting = 0, [(document, 0)]
     while waiting:
         value, depth = waiting.pop()

@@ -81,7 +81,7 @@ class Metrics:
         self.add_collector(collect)
 
     def add_collector(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Call ``collect`` at each scrape to get more metrics, such as those of the database."""
+        """Call ``collect`` at each scrape for further metrics, such as database metrics."""
         self.registry.register(_CallbackCollector(collect))
 
     def render(self) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""Parts of the OpenAPI document that many operations share: path parameters, files, errors."""
+"""Parts of the OpenAPI document shared by many operations: path parameters, files, errors."""
 
 from __future__ import annotations
 

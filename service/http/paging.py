@@ -90,4 +90,4 @@ def name_place(cursor: str | None) -> str | None:
 
 
 def _bad_cursor() -> Invalid:
-    return Invalid("bad_cursor", "this cursor was not issued for this list")
+    return Invalid("bad_cursor", "invalid cursor: send `next` of this list's previous page")

@@ -74,7 +74,7 @@ def _drop_tracebacks(error: BaseException | None) -> None:
     """Drop the tracebacks of an error that has been handled.
 
     The framework's frames refer to the errors that they raise, which is a reference cycle. It would
-    keep the body of every refused request in memory until the garbage collector runs.
+    keep the body of every rejected request in memory until the garbage collector runs.
     """
     for _ in range(MAX_CAUSES):
         if error is None:
@@ -137,7 +137,7 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def problem_of(scope: Scope, error: Exception) -> Problem:
-    """Return an error as reported to the client."""
+    """Convert an error to the problem that is reported to the client."""
     match error:
         case errors.ServiceError():
             return _of_service_error(error)
@@ -151,13 +151,13 @@ def problem_of(scope: Scope, error: Exception) -> Problem:
         case HTTPException():
             return _of_http_exception(scope, error)
         case ClientDisconnect():
-            return Problem("truncated_body", "the connection closed before the body ended")
+            return Problem("truncated_body", "the connection closed before the body was complete")
         case _ if isinstance(error, DATABASE_DOWN):
             sentence = "the database is not responding at the moment: try again"
             return Problem("database_unavailable", sentence, headers=_retry_after({}))
         case _:
             sentence = (
-                "something went wrong on our side; it was logged under this request's id,"
+                "an internal error occurred; it was logged under the request id"
                 f" {scope.get('request_id')}"
             )
             return Problem("internal_error", sentence)
@@ -191,7 +191,7 @@ def _of_validation_error(scope: Scope, error: RequestValidationError) -> Problem
         sentence += f"; and {len(found) - SENTENCE_ERRORS} more"
     is_name = [_is_name(item) for item in found]
     code = "bad_name" if is_name and all(is_name) else "invalid_request"
-    sentence = sentence or "the request breaks a rule"
+    sentence = sentence or "the request is invalid"
     return Problem(code, sentence, {"errors": broken, "error_count": len(found)})
 
 
@@ -203,7 +203,7 @@ def _media_type(scope: Scope) -> str:
 
 
 def _is_name(item: Mapping[str, Any]) -> bool:
-    """Return whether an error is that of a name of an object in the path."""
+    """Return whether an error concerns an object's name in the path."""
     is_pattern = item["type"] == "string_pattern_mismatch"
     return bool(is_pattern and item["loc"][0] == "path" and item["ctx"]["pattern"] == NAME_PATTERN)
 
@@ -224,7 +224,7 @@ def _rule(item: Mapping[str, Any], is_json: bool) -> str:
         return "the body was not read as JSON: send the header Content-Type: application/json"
     if _is_name(item):
         return f"must be {RULE}"
-    if item["type"] == "union_tag_invalid":  # the only message of pydantic that quotes the input
+    if item["type"] == "union_tag_invalid":  # pydantic's only message that quotes the input
         return f"must have one of these tags: {item['ctx']['expected_tags']}"
     rule = str(item["msg"]).removeprefix("Value error, ")
     return rule[:1].lower() + rule[1:]
@@ -252,7 +252,7 @@ def _of_http_exception(scope: Scope, error: HTTPException) -> Problem:
 
 
 def _allowed_methods(scope: Scope) -> str:
-    """Return all methods that the path supports; the router only knows those of the first match."""
+    """Return all methods that the path supports; the router only knows its first match."""
     router = scope.get("router")
     if not isinstance(router, Router):
         return ""

@@ -32,7 +32,7 @@ Actor = Annotated[str, Field(examples=[f"ci (key {KEY_ID})"])]
 
 
 def _check_width(value: Any) -> Any:
-    """Refuse an object with too many fields in one error instead of one error per field."""
+    """Reject an object that has too many fields with a single error, not one per field."""
     if isinstance(value, dict) and len(value) > MAX_UNKNOWN_FIELDS:
         # a ValueError would keep its frame alive, and thereby the whole body
         raise PydanticCustomError(
@@ -47,11 +47,11 @@ TagMap = Annotated[dict[str, str], BeforeValidator(_check_width)]
 
 
 class Body(BaseModel):
-    """A request or response body; its example consists of the examples of its fields."""
+    """A request or response body, whose example is composed of its fields' examples."""
 
     @classmethod
     def example(cls) -> dict[str, Any]:
-        """Return the examples of the fields, without optional fields that have none.
+        """Return the fields' examples, omitting optional fields without one.
 
         >>> class Pair(Body):
         ...     name: str = Field(examples=["web"])
@@ -92,7 +92,7 @@ def _is_body(kind: Any) -> bool:
 
 
 class RequestBody(Body):
-    """A request body: unknown fields are refused, and nothing is converted."""
+    """A request body: unknown fields are rejected, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

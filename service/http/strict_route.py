@@ -14,7 +14,7 @@ from service.http import json_body
 from service.http.callers import Needs, parse
 from service.http.middleware.fair_turns import take_turn
 
-# a body is checked field by field, and reporting every broken rule takes time
+# a body is checked field by field, and reporting every error takes time
 MAX_BODY_COST = 20_000
 INLINE_JSON_BYTES = 1 << 14
 
@@ -34,10 +34,10 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that checks the scope first and refuses unknown or repeated query parameters.
+    """A route that checks the scope first and rejects unknown or repeated query parameters.
 
-    Two attributes of an endpoint change this: with ``reads_its_query`` it checks its query itself,
-    and ``most_body_cost`` limits the values in its JSON (see ``json_body.check_cost``).
+    An endpoint with the attribute ``reads_its_query`` checks its query itself. The attribute
+    ``most_body_cost`` limits the values in its JSON (see ``json_body.check_cost``).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -72,8 +72,11 @@ def _check_query(request: Request, known: list[str]) -> None:
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name not in known:
-            which = f"valid are {', '.join(sorted(known))}" if known else "this path takes none"
-            raise Invalid("unknown_parameter", f"query.{name[:40]}: unknown parameter; {which}")
+            valid = ", ".join(sorted(known)) or "none"
+            raise Invalid(
+                "unknown_parameter",
+                f"query.{name[:40]}: unknown parameter; valid parameters: {valid}",
+            )
         if name in seen:
             raise Invalid("unknown_parameter", f"query.{name}: sent more than once")
         seen.add(name)

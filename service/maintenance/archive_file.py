@@ -1,4 +1,4 @@
-"""The file format of a backup: a tar with the database, every blob, and a manifest at its end."""
+"""The backup file format: a tar of the database and all blobs, with a manifest at the end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Manifest:
 
 
 class BackupWriter:
-    """Writes members one by one; if a member cannot be read, its part of the file is removed."""
+    """A writer of backup files; a member that cannot be read completely is removed again."""
 
     def __init__(self, file: IO[bytes], created_at: float) -> None:
         self._file = file
@@ -81,7 +81,7 @@ class BackupWriter:
         self.members.append(BackupMember(name, info.size, digest.hexdigest()))
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest and the end of the archive."""
+        """Write the manifest and the end-of-archive marker."""
         text = json.dumps(asdict(manifest), indent=1).encode()
         self.add(MANIFEST, [text])
         self.add(MANIFEST_HASH, [hashlib.sha256(text).hexdigest().encode()])
@@ -96,14 +96,14 @@ class BackupReader:
         found = tar.getmembers()
         self._infos = {info.name: info for info in found}
         if len(self._infos) != len(found):
-            raise _not_a_backup("it has two files with the same name")
+            raise _not_a_backup("it contains two files with the same name")
         self.manifest = self._manifest()
         named = {member.name for member in self.manifest.members}
         if named != self._infos.keys() - {MANIFEST, MANIFEST_HASH}:
-            raise _not_a_backup("its files differ from those in its manifest")
+            raise _not_a_backup("its files do not match its manifest")
         for name in named:
             if not _NAME.fullmatch(name) or not self._infos[name].isreg():
-                raise _not_a_backup(f"it has an unexpected file {name[:200]!r}")
+                raise _not_a_backup(f"it contains an unexpected file {name[:200]!r}")
 
     @property
     def blobs(self) -> Iterator[str]:
@@ -126,14 +126,14 @@ class BackupReader:
             with self._open(member.name) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
             if (self._infos[member.name].size, sha256) != (member.bytes, member.sha256):
-                raise _damaged(f"{member.name} differs from what was backed up")
+                raise _damaged(f"{member.name} does not match the manifest")
 
     def _manifest(self) -> Manifest:
         if not {MANIFEST, MANIFEST_HASH, DATABASE} <= self._infos.keys():
-            raise _not_a_backup("it has no manifest or no database; its end may be missing")
+            raise _not_a_backup("it has no manifest or no database; it may be truncated")
         text = self._open(MANIFEST).read()
         if hashlib.sha256(text).hexdigest().encode() != self._open(MANIFEST_HASH).read():
-            raise _damaged("its manifest differs from what was written")
+            raise _damaged("its manifest does not match its checksum")
         try:
             return _parsed(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Backup and restore in embedded mode: a snapshot of the database, and its blobs."""
+"""Backup and restore in embedded mode: a snapshot of the database with its blobs."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def back_up(
 
 
 class _Copier:
-    """Copies the database and its blobs, and starts over if blobs were deleted in between.
+    """A copier of the database and its blobs, which starts over if blobs are deleted meanwhile.
 
-    Blobs never change, so copied ones stay valid, and each round leaves less to copy. In the end
-    the backup holds a copy of the database and all of its blobs.
+    Blobs never change, so copied ones stay valid, and each round leaves less to copy. The finished
+    backup contains a copy of the database and all of its blobs.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class _Copier:
         return manifest
 
     def _copy(self, blob: NamedBlob) -> bool:
-        """Copy a blob; return False if it is missing and its row may have been deleted as well."""
+        """Copy a blob; return False if it is missing, possibly because its row was deleted."""
         if blob.key in self._copied or blob.key in self._damaged:
             return True
         try:
@@ -171,7 +171,7 @@ class _Copier:
         message = f"{blob.what}: {error.message}"
         if not self._keep_going:
             raise type(error)(
-                error.code, f"{message}; --keep-going backs up the rest and lists what it skips"
+                error.code, f"{message}; use --keep-going to skip and list damaged blobs"
             )
         self._damaged[blob.key] = message
 
@@ -179,7 +179,7 @@ class _Copier:
 def named_blobs(inventory: Inventory) -> Iterator[NamedBlob]:
     """Yield every blob that a row refers to."""
     for found in chain.from_iterable(pages(inventory.versions, ("", 0), attrgetter("place"))):
-        version, what = found.version, f"version {found.version.number} of {found.name}"
+        version, what = found.version, f"{found.name}@{found.version.number}"
         key = map_key(found.workspace, version.id, version.map_sha256)
         yield NamedBlob(key, version.map_sha256, BlobKind.MAP, f"the map of {what}")
         if version.onnx_sha256 is not None:
@@ -237,14 +237,14 @@ def _check_database(home: Path, backup: BackupReader) -> None:
             check_copy(copy)
         except DatabaseDamaged as error:
             raise Invalid(
-                "backup_damaged", f"in the backup, {error.message}: nothing was restored"
+                "backup_damaged", f"in the backup, {error.message}; nothing was restored"
             ) from error
         found = schema_of(copy)
     if found != backup.manifest.schema:
         raise Invalid(
             "backup_damaged",
-            f"the database in the backup has the schema {found}, but the manifest states "
-            f"{backup.manifest.schema}: nothing was restored",
+            f"the database in the backup has schema {found}, but the manifest states "
+            f"{backup.manifest.schema}; nothing was restored",
         )
 
 
@@ -256,7 +256,7 @@ def _extract(backup: BackupReader, target: Path) -> None:
 
 
 def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None:
-    """Write the blobs first and the database last, so that a restore is complete or absent."""
+    """Write the blobs first and the database last, so that a restore is all or nothing."""
     home = settings.data_dir.resolve()
     with tempfile.TemporaryDirectory(dir=home, prefix="restoring-") as folder:
         new = Path(folder) / "blobs"
@@ -281,7 +281,7 @@ def _put_in_place(settings: Settings, place: Path, backup: BackupReader) -> None
 
 
 def _check_store(blobs: Blobs, store_id: str) -> None:
-    """Raise Conflict if a blob store belongs to another database than the restored one."""
+    """Raise Conflict if a blob store belongs to a database other than the restored one."""
     there = blobs.peek(ID_KEY)
     if there is not None and there != store_id.encode():
         raise Conflict(
@@ -294,8 +294,8 @@ def _check_store(blobs: Blobs, store_id: str) -> None:
 def _only_embedded() -> Invalid:
     return Invalid(
         "not_embedded",
-        "this command works only with the embedded database: back up PostgreSQL with pg_dump "
-        "first, and then the blobs; see docs/how-to/back-up.md",
+        "this command only works with the embedded database: for PostgreSQL, use pg_dump and copy "
+        "the blobs, as described in docs/how-to/back-up.md",
     )
 
 
@@ -303,19 +303,19 @@ def _check_free(target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise Invalid(
             "is_a_folder",
-            f"{target} is a folder: give the path of a file, such as {target}/backup.tar",
+            f"{target} is a folder: specify a file, such as {target}/backup.tar",
         )
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise Invalid(
             "not_a_file",
-            f"{target} is a link, device or pipe, which is never replaced: choose another path",
+            f"{target} is a symlink, device or pipe, which is never replaced: choose another path",
         )
     if target.exists() and not force:
         raise Invalid(
             "file_exists", f"{target} already exists: choose another path, or add --force"
         )
     if not target.parent.is_dir():
-        raise Invalid("no_such_folder", f"there is no folder {target.parent}")
+        raise Invalid("no_such_folder", f"the folder {target.parent} does not exist: create it")
 
 
 def _check_empty(folder: Path, database: Path) -> None:
@@ -339,7 +339,7 @@ def _check_empty(folder: Path, database: Path) -> None:
 
 @contextmanager
 def _explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turn write errors in a folder into service errors."""
+    """Convert write errors in a folder to service errors."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Find out what is damaged in the file of the embedded database, without changing it."""
+"""Detect damage in the file of the embedded database without changing it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from service.storage.database import is_damage
 
 MOST_MESSAGES = 10
 CODE = "database_damaged"
-RESTORE = "restore a backup, after moving the damaged file away: see docs/how-to/back-up.md"
+RESTORE = "move the damaged file away and restore a backup: see docs/how-to/back-up.md"
 REBUILD = (
-    "stop the service and rebuild the indexes, as docs/how-to/back-up.md says: every table can "
-    "still be read. If that fails, restore a backup"
+    "every table can still be read: stop the service and rebuild the indexes, as described in "
+    "docs/how-to/back-up.md. If that fails, restore a backup"
 )
 
 
 def damage_of(file: Path) -> Iterator[Finding]:
-    """Yield a finding if SQLite's integrity check fails; it reads the whole file.
+    """Run SQLite's integrity check on the whole file; yield a finding if it fails.
 
-    Errors other than damage are not reported here: opening the database reports them.
+    Errors other than damage are not reported here, but when the database is opened.
     """
     try:
         with closing(_opened(file)) as connection:
@@ -44,7 +44,7 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _messages(connection: sqlite3.Connection, pragma: str) -> list[str]:
-    """Return the messages of the check, or its error; empty if the file is intact."""
+    """Return the messages or the error of the check; empty if the file is intact."""
     found: list[str] = []
     try:
         for (row,) in connection.execute(pragma):

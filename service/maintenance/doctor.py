@@ -1,4 +1,4 @@
-"""The doctor: checks all stored data while the service is running, and changes nothing."""
+"""The doctor: a read-only check of all stored data while the service is running."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from service.storage.store_identity import check_bound
 
 
 class Doctor:
-    """Checks all stored data; ``checked`` counts the checked items by kind.
+    """A check of all stored data; ``checked`` counts the checked items by kind.
 
     ``progress`` is called with the total so far. ``orphans`` is the number of blobs older than
     ``orphan_seconds`` that no row refers to; the next sweep deletes them.
@@ -60,7 +60,7 @@ class Doctor:
         self.orphans = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield all problems as they are found; if the blob store is wrong, only that one."""
+        """Yield problems as they are found; if the blob store is wrong, yield only that one."""
         try:
             check_bound(self._database, self._blobs)
         except Conflict as error:
@@ -104,7 +104,7 @@ class Doctor:
     def _map(self, found: FoundVersion) -> Iterator[Finding]:
         version, subject = found.version, named(found)
         key = map_key(found.workspace, version.id, version.map_sha256)
-        advice = f"restore the blob {key} from a backup; until then use another version"
+        advice = f"restore the blob {key} from a backup; until then, use another version"
         try:
             fitted = archive.load(self._blobs.get(key, version.map_sha256))
         except Damaged as error:
@@ -116,8 +116,8 @@ class Doctor:
                 yield Finding(
                     "map_differs",
                     subject,
-                    f"the map takes {fitted.kind} of {fitted.k} classes, but its row states "
-                    f"{version.kind} of {version.classes}",
+                    f"the map takes {fitted.kind} for {fitted.k} classes, but its row states "
+                    f"{version.kind} for {version.classes}",
                     CHANGED,
                 )
             if version.method not in fitted.made_by:
@@ -139,7 +139,7 @@ class Doctor:
         if version.judged_sha256 is None:
             return
         key = judged_key(found.workspace, version.id, version.judged_sha256)
-        advice = f"restore the blob {key} from a backup; until then compare the version on datasets"
+        advice = f"restore the blob {key} from a backup; until then, compare versions on datasets"
         try:
             rows = JudgedRows.load(self._blobs.get(key, version.judged_sha256))
         except Damaged as error:
@@ -148,7 +148,7 @@ class Doctor:
             yield Finding("judged_rows_unreadable", named(found), str(error), UPGRADE)
         else:
             if rows.data != version.judged_data:
-                problem = "its judged rows come from other data than its row states"
+                problem = "its judged rows come from different data than its row states"
                 yield Finding("row_differs", named(found), problem, CHANGED)
 
     def _report(self, found: FoundVersion) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ class Doctor:
             yield Finding(
                 "fit_without_worker",
                 f"fit {fit.id}",
-                f"it is running on the unknown worker {fit.worker}",
+                f"it is running on worker {fit.worker}, which is unknown",
                 "start a worker, which requeues the fit within minutes, or cancel the fit",
             )
 
@@ -238,7 +238,7 @@ class Doctor:
         first: Place,
         place: Callable[[Row], Place],
     ) -> Iterator[list[Row]]:
-        """Read each page in its own transaction, because checking a page takes a while."""
+        """Yield pages, each read in its own transaction, because checking a page takes a while."""
 
         def read_one(after: Place) -> list[Row]:
             with self._database.read() as store:

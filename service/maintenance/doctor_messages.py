@@ -1,4 +1,4 @@
-"""Messages for findings of the doctor."""
+"""Messages of the doctor's findings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_session(found: FoundSession) -> Iterator[Finding]:
         yield Finding(
             "steps_missing",
             subject,
-            f"it has {found.steps} steps, but extends from step {found.base_step} to {last}",
+            f"it has {found.steps} steps, but spans steps {found.base_step} to {last}",
             "restore the database from a backup: rows were deleted",
         )
     if found.waiting:
@@ -64,9 +64,9 @@ def of_alias(found: FoundAlias) -> Iterator[Finding]:
         yield Finding(
             "alias_history",
             subject,
-            f"it was moved {found.revision} times, most recently to version {found.version}; its "
-            f"history has {found.moves} moves up to revision {found.last_revision or 0}, "
-            f"to version {found.last_version or 'unknown'}",
+            f"it was moved {found.revision} times, most recently to version {found.version}, but "
+            f"its history has {found.moves} moves up to revision {found.last_revision or 0}, "
+            f"most recently to version {found.last_version or 'unknown'}",
             "find out who changed the database by hand, or restore it from a backup",
         )
 
@@ -84,5 +84,5 @@ def named(found: FoundVersion) -> str:
 
 
 def how(damage: Damaged) -> str:
-    """Return the kind of damage of a blob, for the code of a finding."""
+    """Return the kind of damage, for the code of a finding."""
     return "missing" if isinstance(damage, BlobMissing) else "corrupt"

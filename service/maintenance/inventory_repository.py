@@ -1,4 +1,4 @@
-"""SQL for backup and doctor: the rows of all workspaces, a page at a time."""
+"""SQL for backup and doctor: the rows of all workspaces, one page at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from service.storage.tables import (
 
 PAGE = 500
 LISTS: Mapping[Column[Any], type] = {fits.c.versions: list}
-"""The JSON columns that contain a list; all others contain an object."""
+"""The JSON columns that contain lists; all others contain objects."""
 
 Row = TypeVar("Row")
 Place = TypeVar("Place")
@@ -35,7 +35,7 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True)
 class FoundVersion:
-    """A version with its workspace and calibrator; its ``unreadable`` columns are empty."""
+    """A version with its workspace and calibrator; ``unreadable`` columns are read as empty."""
 
     workspace: str
     name: str
@@ -50,7 +50,7 @@ class FoundVersion:
 
 @dataclass(frozen=True)
 class FoundFit:
-    """A fit; its ``unreadable`` columns are empty."""
+    """A fit; ``unreadable`` columns are read as empty."""
 
     fit: Fit
     unreadable: list[str]
@@ -83,10 +83,10 @@ class FoundAlias:
 
 @dataclass(frozen=True)
 class FoundSession:
-    """A session of a run, with the number of its steps and the last step.
+    """A session of a run, with its number of steps and its last step.
 
-    ``waiting`` counts the statistics that have not been merged for a day, unless the run is
-    archived.
+    ``waiting`` counts the statistics that have waited for more than a day to be merged; it is 0 if
+    the run is archived.
     """
 
     run: str
@@ -129,7 +129,7 @@ def pages(
 
 
 class Inventory(Repository):
-    """Pages of rows in the order of their ids; ``after`` is the cursor of the previous page."""
+    """Pages of rows in id order; ``after`` is the cursor of the previous page."""
 
     def is_empty(self) -> bool:
         """Return whether no row refers to a blob."""
@@ -139,7 +139,7 @@ class Inventory(Repository):
         )
 
     def versions(self, after: Number) -> list[FoundVersion]:
-        """Return a page of versions, by calibrator and number."""
+        """Return a page of versions, ordered by calibrator and number."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = (
             select(calibrators.c.workspace, calibrators.c.name, *_as_text(versions))
@@ -171,7 +171,7 @@ class Inventory(Repository):
         return self._all(Dataset, chosen.order_by(datasets.c.id).limit(PAGE))
 
     def parts(self, after: tuple[str, int]) -> list[FoundPart]:
-        """Return a page of parts of open uploads, by dataset and number."""
+        """Return a page of parts of open uploads, ordered by dataset and number."""
         chosen = (
             select(datasets.c.workspace, *parts.c)
             .join_from(parts, datasets)
@@ -183,7 +183,7 @@ class Inventory(Repository):
         return [FoundPart(workspace, Part(*part)) for workspace, *part in rows]
 
     def aliases(self, after: tuple[str, str]) -> list[FoundAlias]:
-        """Return a page of aliases, by calibrator and name."""
+        """Return a page of aliases, ordered by calibrator and name."""
         its_moves = and_(
             alias_moves.c.calibrator == aliases.c.calibrator, alias_moves.c.alias == aliases.c.name
         )
@@ -216,7 +216,7 @@ class Inventory(Repository):
         return self._all(FoundAlias, chosen.limit(PAGE))
 
     def run_sessions(self, after: tuple[str, int]) -> list[FoundSession]:
-        """Return a page of sessions of runs, by run and number."""
+        """Return a page of run sessions, ordered by run and number."""
         its_steps = and_(
             run_steps.c.run == run_sessions.c.run, run_steps.c.session == run_sessions.c.number
         )
@@ -263,7 +263,7 @@ class Inventory(Repository):
         return found
 
     def fits_of_versions(self, numbers: Collection[Number]) -> dict[Number, str | None]:
-        """Return the id of the fit of each version, without versions that do not exist."""
+        """Return the fit id of each version; versions that do not exist are omitted."""
         place = tuple_(versions.c.calibrator, versions.c.number)
         chosen = select(versions.c.calibrator, versions.c.number, versions.c.fit)
         rows = self.session.execute(chosen.where(place.in_(numbers)))
@@ -271,7 +271,7 @@ class Inventory(Repository):
 
 
 def _as_text(table: Table) -> list[Any]:
-    """Return the columns, with JSON as text, so that an unreadable row does not hide the others."""
+    """Return the columns with JSON as text, so that an unreadable row does not hide the others."""
     return [cast(one, Text) if _is_json(one) else one for one in table.c]
 
 

@@ -21,7 +21,7 @@ class Chores(Repository):
         return self._one_if_unique(dict, first.returning(chores.c.name)) is not None
 
     def note(self, name: str) -> str:
-        """Return the note of a chore; initially it is empty."""
+        """Return the note of a chore, which is initially empty."""
         return self.session.scalar(select(chores.c.note).where(chores.c.name == name)) or ""
 
     def set_note(self, name: str, note: str) -> None:

@@ -1,4 +1,4 @@
-"""Readiness of the service: probe its components, at most once a second."""
+"""Readiness of the service: its components, probed at most once a second."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Probe:
         return await asyncio.shield(self._pending)
 
     def _try(self) -> Readiness:
-        """Probe both stores concurrently, so that two hanging stores delay no more than one."""
+        """Probe both stores concurrently, so that two hanging stores take no longer than one."""
         pending = self._second_thread.submit(self._blobs_status)
         database, workers = self._database_status()
         blobs = pending.result()
@@ -79,7 +79,7 @@ class Probe:
             if self._database.is_damaged:
                 return DAMAGED, "unknown"
             return "does not respond", "unknown"
-        workers = OK if is_staffed else "no worker is alive: fits are waiting"
+        workers = OK if is_staffed else "no live worker: fits have to wait"
         # a damaged page elsewhere does not affect this query
         return DAMAGED if self._database.is_damaged else OK, workers
 

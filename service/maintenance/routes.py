@@ -33,7 +33,7 @@ class Health(Body):
 
 
 def health_routes(probe: Probe) -> list[Route]:
-    """Return the health routes, which bypass FastAPI because anyone may call them often.
+    """Return the health routes, which bypass FastAPI because they are public and called often.
 
     ``/healthz`` depends on no other part of the service, not even on a thread that could be busy.
     """
@@ -60,7 +60,7 @@ described = APIRouter(tags=["operations"], responses=openapi.ANY_ERROR)
     response_description="The process is alive",
 )
 def healthz() -> Health:
-    """Respond at once, without using any other component of the service. Needs no key."""
+    """Respond at once, without using any other component of the service. Requires no key."""
     raise AssertionError("health_routes responds; this function only documents it")
 
 
@@ -72,7 +72,7 @@ def healthz() -> Health:
     responses={503: {"model": Readiness, "description": "At least one component does not work"}},
 )
 def readyz() -> Readiness:
-    """Check the database, the blob store and the workers; 503 if one fails. Needs no key."""
+    """Check the database, the blob store and the workers; 503 if one fails. Requires no key."""
     raise AssertionError("health_routes responds; this function only documents it")
 
 
@@ -90,10 +90,10 @@ def metrics(joined: Joined) -> Response:
 
 
 def database_metrics(database: Database) -> Iterable[Metric]:
-    """Yield metrics of fits, workers and runs from the database, and whether it could be read."""
+    """Yield metrics of fits, workers and runs, and whether the database could be read."""
     readable = GaugeMetricFamily(
         "calibrd_database_readable",
-        "1 if the metrics of fits, workers and runs could be read from the database, else 0.",
+        "1 if the fit, worker and run metrics could be read from the database, else 0.",
     )
     try:
         with database.read() as store:
@@ -128,7 +128,7 @@ def database_metrics(database: Database) -> Iterable[Metric]:
     yield trainings
     yield GaugeMetricFamily(
         "calibrd_waiting_statistics",
-        "Statistics of runs that are waiting for other ranks or the previous step.",
+        "Run statistics that are waiting for other ranks or the previous step.",
         value=open_statistics,
     )
     yield number

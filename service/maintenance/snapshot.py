@@ -20,7 +20,7 @@ NOT_WRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 def copy_database(file: Path, target: Path) -> None:
-    """Copy a consistent snapshot of a SQLite database while other processes read and write it."""
+    """Copy a consistent snapshot of an SQLite database that other processes may be writing to."""
     with _translate_errors():
         try:
             # writable if possible, because closing the last connection then removes -wal and -shm
@@ -53,7 +53,7 @@ def schema_of(path: Path) -> str | None:
 
 
 def store_id_of(path: Path) -> str:
-    """Return the id of the blob store of a copy; empty if it was not bound to one."""
+    """Return the id of the blob store that a copy is bound to; empty if there is none."""
     with _translate_errors(), closing(sqlite3.connect(path)) as copy:
         try:
             found = copy.execute("SELECT note FROM chores WHERE name = ?", (CHORE,)).fetchone()
@@ -64,7 +64,7 @@ def store_id_of(path: Path) -> str:
 
 @contextmanager
 def opened_copy(path: Path) -> Iterator[Database]:
-    """Open a copy for reading; afterwards it is a single file again."""
+    """Open a copy for reading, and turn it back into a single file afterwards."""
     url = URL.create("sqlite", database=str(path)).render_as_string()
     with closing(Database(url)) as copy:
         yield copy
@@ -81,7 +81,7 @@ def _copy(file: Path, target: Path, how: str) -> None:
 
 
 def _copy_at_rest(file: Path, target: Path) -> None:
-    """Copy without a lock, for a read-only folder; raise if the file changed during the copy."""
+    """Copy without a lock, for a read-only folder; raise Unavailable if the file changes."""
     before = file.stat()
     _copy(file, target, "immutable=1")
     after = file.stat()

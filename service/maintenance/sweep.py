@@ -1,6 +1,6 @@
-"""Delete orphans: blobs that no row refers to, and that no row ever will.
+"""Delete orphans: blobs that no row refers to or ever will.
 
-Deleting them is safe while the service runs, for these reasons:
+Deleting them is safe while the service is running, for these reasons:
 
 - The key of a blob contains the id of its row, which is new for each writer (``blob_keys``). A
   writer that has not committed the row within an hour of writing the blob never does
@@ -11,7 +11,7 @@ Deleting them is safe while the service runs, for these reasons:
   a row.
 - If a known dataset is uploaded again, its bytes are written under the key of the existing row.
 - Blobs of unknown workspaces belong to another database, and are not deleted.
-- A copy or an older state of a database lacks rows of the newer one. Therefore every sweep writes
+- A copy or an older state of a database lacks rows of the newer one. Therefore, every sweep writes
   a new token to the store and to the database, and only starts if the store has the last token.
 """
 
@@ -135,7 +135,7 @@ def _orphans(
 
 
 class _Rows:
-    """The rows for the ids in a list of keys."""
+    """The rows whose ids occur in a list of blob keys."""
 
     def __init__(self, store: Store, keys: list[ParsedKey]) -> None:
         self.workspaces = store.keys.workspaces_among({key.workspace for key in keys})

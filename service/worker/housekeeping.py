@@ -1,4 +1,4 @@
-"""Worker heartbeats, recovery of the fits of lost workers, and housekeeping."""
+"""Worker heartbeats, recovery of lost workers' fits, and housekeeping."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerPace:
 
 
 class Housekeeping:
-    """The background threads of a worker: heartbeats, housekeeping, and the steps of runs."""
+    """The background threads of a worker: heartbeats, housekeeping and run steps."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Housekeeping:
         ]
 
     def start(self) -> None:
-        """Send the first heartbeat, so that others would notice a crash, and start the threads."""
+        """Send the first heartbeat, so that other workers notice a crash, and start the threads."""
         self.beat()
         for thread in self._threads:
             thread.start()
@@ -96,10 +96,10 @@ class Housekeeping:
             silent = store.workers.silent(self._pace.silence)
             mine = store.fits.running_on(self._worker)
         self._last_beat = now
-        # after an outage of the database all workers seem silent: first wait for new heartbeats
+        # after a database outage, all workers seem silent: wait for new heartbeats first
         for lost in silent if now - self._steady_since >= self._pace.silence else ():
             self._take_over(lost.id)
-        # if the response to a claim was lost, the fit is recorded as running here, but is not
+        # if the response to a claim was lost, the database lists a fit that does not run here
         current = self._current_fits()
         unknown = [] if current is None else [fit for fit in mine if fit.id not in current]
         if unknown:
@@ -107,15 +107,15 @@ class Housekeeping:
                 self._requeue(store, unknown)
 
     def hand_back(self) -> None:
-        """Requeue the fits of this worker, and deregister it."""
+        """Requeue this worker's fits, and deregister the worker."""
         with self._database.write() as store:
             store.workers.remove(self._worker)
             for fit in store.fits.running_on(self._worker):
                 store.fits.hand_back(fit.id, fit.attempt)
 
     def decide_steps(self) -> None:
-        """Begin to decide the run steps that are due."""
-        with self._database.read() as store:  # the cheapest query: there is nearly always nothing
+        """Start deciding the run steps that are due."""
+        with self._database.read() as store:  # a cheap query, because usually nothing is due
             is_due = store.run_steps.due(None, 1)
         if is_due:
             self._merges.start_due()
@@ -139,7 +139,7 @@ class Housekeeping:
             self._sweep(grace)
 
     def _delete_all(self, delete: Callable[[Store], int]) -> None:
-        """Delete rows in transactions of at most ``DELETE_BATCH``, so that no writer waits long."""
+        """Delete rows in batches of ``DELETE_BATCH``, so that no other writer waits long."""
         while not self._ended.is_set():
             with self._database.write() as store:
                 if delete(store) < DELETE_BATCH:
@@ -204,7 +204,7 @@ class Housekeeping:
             if fit.attempt >= self._settings.fit_attempts:
                 ending = failed(
                     "worker_lost",
-                    f"the fit was started {fit.attempt} times, and its worker was lost each time; "
+                    f"the fit was started {fit.attempt} times, and its worker was lost each time: "
                     "it may need more memory than a worker has",
                 )
                 store.fits.give_up(fit.id, fit.attempt, ending.error)

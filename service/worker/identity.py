@@ -1,4 +1,4 @@
-"""Names of worker processes, which include the name of their machine."""
+"""Names of worker processes, which include the machine name."""
 
 from __future__ import annotations
 

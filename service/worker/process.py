@@ -45,12 +45,11 @@ def run_worker(
     """Run fits until SIGTERM or SIGINT, or until the parent named by CALIBRD_SUPERVISOR has died.
 
     If a fit does not stop after its time limit or a cancel request, the worker restarts itself
-    under the same process id, because nothing else frees the resources of the fit.
+    under the same process id, because nothing else frees the fit's resources.
 
-    Without ``device`` it uses a GPU if there is one; several GPUs are divided among the workers of
-    a supervisor. Without ``queues``, a worker with a GPU serves both queues, and any other worker
-    serves fit.cpu. On exit the current fit is requeued.
-    Raises Invalid if there is no such device.
+    The default ``device`` is a GPU if there is one; a supervisor's workers are distributed over
+    all GPUs. By default, a worker with a GPU serves both queues, and any other worker serves
+    fit.cpu. On exit, the current fit is requeued. Raises Invalid if there is no such device.
     """
     device = _checked(device) if device else _best_device()
     leaving, exit_requested = threading.Event(), threading.Event()
@@ -101,7 +100,7 @@ def _best_device() -> str:
 
 
 def device_of_slot(slot: int, gpus: int) -> str:
-    """Return the device of the worker in a supervisor's slot; GPUs are assigned round-robin.
+    """Return the device for a supervisor's worker slot; GPUs are assigned round-robin.
 
     >>> [device_of_slot(slot, gpus=2) for slot in range(3)], device_of_slot(1, gpus=0)
     (['cuda:0', 'cuda:1', 'cuda:0'], 'cpu')

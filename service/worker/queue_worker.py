@@ -44,7 +44,7 @@ _log = structlog.get_logger("calibrd.worker")
 
 
 class QueueWorker:
-    """Claims and runs fits from its queues, one at a time."""
+    """A worker that claims and runs fits from its queues, one at a time."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class QueueWorker:
                 self._notified.wait(seconds)
 
     def work_once(self) -> float:
-        """Claim and run a fit if there is one; return the seconds until the next poll."""
+        """Claim and run a fit, if any; return the seconds until the next poll."""
         self._current = None  # unknown until the claim returns
         try:
             claimed = retry(self._claim, FOREVER)
@@ -185,7 +185,7 @@ class QueueWorker:
             pending.delete()
 
     def _note_stuck(self) -> None:
-        """Request a restart of the process, because a fit does not stop."""
+        """Request a restart of the process to end a fit that does not stop."""
         self.is_stuck = True
 
     def _clean_up(self, attempt: FitAttempt, ending: Ending, done: Fit | None) -> None:
@@ -206,12 +206,11 @@ def note_fit() -> None:
 
 
 class RunningFit:
-    """The hooks of a fit; a thread writes progress and polls for a stop a few times a second.
+    """Hooks of a running fit; a thread writes progress and polls for stop requests.
 
-    A fit that is in the middle of a long call cannot respond to a stop. It is then concluded here:
+    A fit in the middle of a long call cannot respond to a stop request, so it is concluded here:
     waiting callers are notified at once, and later results are discarded. If the fit has not
-    returned after ``grace`` seconds, ``on_stuck`` is called, because only a process can be killed,
-    not a thread.
+    returned after ``grace`` seconds, ``on_stuck`` is called, because a thread cannot be killed.
     """
 
     def __init__(
@@ -254,7 +253,7 @@ class RunningFit:
         self.latest = current
 
     def stop(self) -> Stop | None:
-        """Return why the fit has to stop, or None, as of the last poll of the database."""
+        """Return the reason for the fit to stop, or None, as of the last database poll."""
         return Stop.ABANDON if self._leaving.is_set() else self._stop
 
     def _report(self) -> None:
@@ -274,7 +273,7 @@ class RunningFit:
                 return
 
     def _poll(self) -> None:
-        """Write the progress, and conclude the fit if it does not respond to a stop."""
+        """Write the progress, and conclude the fit if it does not respond to a stop request."""
         if self._stop is Stop.ABANDON:
             return
         with self._database.write() as store:
@@ -326,7 +325,7 @@ def _name(error: Exception) -> str:
 
 
 class RetryingBlobs(Blobs):
-    """A blob store that retries, so that a short outage does not destroy an hour of work."""
+    """A blob store with retries, so that a short outage does not destroy an hour of work."""
 
     def __init__(
         self, url: str, *, seconds: float, on_damage: Callable[[str, Damaged], None] | None = None
@@ -342,7 +341,7 @@ class RetryingBlobs(Blobs):
 
     @contextmanager
     def file(self, key: str, sha256: str) -> Iterator[Path]:
-        """Provide a blob as a file; raise unless it has this SHA-256."""
+        """Provide a blob as a file; raise Damaged unless its SHA-256 matches."""
         file = super().file
         with ExitStack() as opened:
             yield retry(lambda: opened.enter_context(file(key, sha256)), self._seconds)

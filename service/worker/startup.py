@@ -1,4 +1,4 @@
-"""Preparation of the database and of a worker process."""
+"""Preparation of the database and of worker processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger("calibrd.worker")
 
 
 def limit_memory(fit_bytes: int) -> None:
-    """Limit the memory that this process may allocate from now on to twice ``fit_bytes``.
+    """Limit the further memory allocation of this process to twice ``fit_bytes``.
 
     A fit that needs far more memory than estimated then fails on its own, before the machine runs
     out of memory. This does nothing on systems without /proc.
@@ -45,8 +45,8 @@ def prepare_database(
 ) -> None:
     """Create or upgrade the tables and add the first workspace; safe to run concurrently.
 
-    Given ``blobs``, raise Conflict unless they belong to the database; a new database refuses a
-    blob store that is in use. ``adopt`` makes them belong together.
+    Given ``blobs``, raise Conflict unless they belong to the database or, if the database is new,
+    are unused. ``adopt`` binds them to the database in any case.
     """
     with migration_lock(database):
         if blobs is not None and not adopt and revision_of(database) is None:
@@ -59,7 +59,7 @@ def prepare_database(
 
 
 def warm_up(device: str) -> None:
-    """Trigger the lazy loading of libraries, so that the first fit does not have to wait for it."""
+    """Trigger the lazy loading of libraries, so that the first fit does not wait for it."""
     data = CalibrationSet([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]] * 2, [0, 1, 1, 0, 0, 1])
     try:
         export(Smart(steps=1).fit(data, device=device))

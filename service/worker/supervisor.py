@@ -34,7 +34,7 @@ _log = structlog.get_logger("calibrd.supervisor")
 
 
 class WorkerSupervisor:
-    """Worker processes that have the settings of this process."""
+    """A supervisor of worker processes, which inherit the settings of this process."""
 
     def __init__(self, settings: Settings, count: int, command: Sequence[str] = COMMAND) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="calibrd-workers-")
@@ -102,7 +102,7 @@ class _Slot:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running."""
+        """True if the process is running."""
         return self.process.poll() is None
 
     def start(self) -> None:

@@ -235,7 +235,7 @@ def test_ctrl_c_leaves_the_fit_running(waiting: calibrd.Client) -> None:
 def test_readiness_names_the_failing_part(client: calibrd.Client, waiting: calibrd.Client) -> None:
     found = waiting.ready()
     assert not found
-    assert found.workers == "no worker is alive: fits are waiting"
+    assert found.workers == "no live worker: fits have to wait"
     assert (found.database, found.blobs) == ("ok", "ok")
     client.wait(client.start_fit("ready", LOGITS, LABELS, methods=["identity"]), progress=False)
     assert client.ready()

@@ -1,4 +1,4 @@
-"""Authentication that denies by default: only a few public paths need no caller."""
+"""Deny-by-default authentication: all but a few public paths require a known caller."""
 
 from __future__ import annotations
 
@@ -56,15 +56,14 @@ NO_WEBSOCKETS = 1008  # "policy violation" in RFC 6455
 class Guard:
     """Raw ASGI middleware that puts the caller into ``scope["principal"]``.
 
-    The caller is the holder of the key in the Authorization header. Without that header, the caller
-    is the holder of the key with which the session in the cookie was started. With a session, the
-    request must come from the service's own pages, and a request that changes something must carry
-    the session's token, either in a header or in the form; page routes check the form
-    (``scope["form_token"]``).
+    The caller is identified by the key in the Authorization header or, without that header, by the
+    session in the cookie. A request with a session must come from the service's own pages. If it
+    changes something, it must also carry the session's form token, either in a header or in the
+    form; page routes check the form (``scope["form_token"]``).
 
-    Until the first key is created, a service on loopback treats every caller as its owner. The
-    Host header must then name this machine, and a browser's request must come from the service's
-    own pages. Other web pages therefore cannot reach the service through a visitor's browser.
+    Until the first key is created, a service on loopback grants every caller all scopes. The Host
+    header must then name this machine, and a browser's request must come from the service's own
+    pages. Other web pages therefore cannot reach the service through a visitor's browser.
 
     Once the caller is known, the request waits for its turn among the caller's requests.
     """
@@ -87,7 +86,7 @@ class Guard:
         self._owners: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its caller, refuse it, or redirect it to the sign-in page."""
+        """Pass the request on with its caller, reject it, or redirect it to the sign-in page."""
         if scope["type"] == "websocket":
             # closed before it is accepted, which servers turn into a 403
             await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
@@ -135,7 +134,7 @@ class Guard:
             key = await self._threads.run(owner, self._sessions.key_of, session)
         if session is None or key is None:
             raise Unauthenticated(
-                "key_required", "send a key in the header: Authorization: Bearer cal_..."
+                "key_required", "a key is required: send the header Authorization: Bearer cal_..."
             )
         caller = self._keys.admit(key)
         self._remember(session, caller)
@@ -147,7 +146,7 @@ class Guard:
         return caller
 
     def _remember(self, session: str, caller: Principal) -> None:
-        """Remember a session's owner: its next lookup need not wait for others at its address."""
+        """Remember a session's owner, so that its next lookup skips the queue of its address."""
         self._owners.pop(session, None)
         self._owners[session] = f"workspace {caller.workspace}"
         if len(self._owners) > MOST_SESSIONS:
@@ -189,16 +188,16 @@ def _bearer(scope: Scope) -> str | None:
         if name == b"authorization":
             if value[: len(BEARER)].lower() != BEARER:
                 raise Unauthenticated(
-                    "invalid_key", "the Authorization header must be: Bearer cal_..."
+                    "invalid_key", "the Authorization header must have the form Bearer cal_..."
                 )
             return str(value[len(BEARER) :].strip(), "latin-1")
     return None
 
 
 async def _redirect_to_sign_in(scope: Scope, receive: Receive, send: Send) -> None:
-    """Redirect to the sign-in form, which afterwards leads to the requested page.
+    """Redirect to the sign-in form, which leads on to the requested page.
 
-    If the request would have changed something, the form leads to the page that sent it instead.
+    If the request would have changed something, the form leads back to the page that sent it.
     """
     path = scope["path"]
     target = f"{root_of(path)}{SIGN_IN}"

@@ -41,10 +41,10 @@ class BodyPace(NamedTuple):
 
 
 class BodyGuard:
-    """Raw ASGI middleware that refuses bodies that are too large or too slow.
+    """Raw ASGI middleware that rejects bodies that are too large or too slow.
 
-    A refused body raises an error in the code that reads it. The response of the app is then
-    replaced, because frameworks turn errors while reading a body into their own responses.
+    A rejected body raises an error in the code that reads it. The app's response is then replaced,
+    because frameworks turn errors that occur while reading a body into their own responses.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class BodyGuard:
     timeout
         Seconds to wait for the next byte.
     least_rate
-        Average bytes per second that are required after ``timeout`` seconds of waiting.
+        Minimum average bytes per second after ``timeout`` seconds of waiting.
     most_seconds
-        Seconds that a whole body may take.
+        Maximum seconds for a whole body.
     check_caller
         Function that raises Unauthenticated if the caller's key was revoked while the body was
         arriving.
@@ -77,7 +77,7 @@ class BodyGuard:
         self.check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request because of its headers, or run the app with a monitored body."""
+        """Reject a request because of its headers, or run the app with a monitored body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -108,7 +108,7 @@ class BodyGuard:
     async def _run_with_small_body(
         self, body: _WatchedBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Read a small body whole before running the app: the fast path for most requests."""
+        """Read a small body whole before running the app, which is faster for most requests."""
         try:
             whole = await body.read_whole()
         except (TooLarge, TooSlow, Unauthenticated) as refusal:
@@ -123,7 +123,7 @@ class BodyGuard:
 
 
 class _WatchedBody:
-    """One request's body while the app reads it."""
+    """The body of one request, monitored while the app reads it."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ def _stated_length(scope: Scope) -> int | None:
     for name, value in scope["headers"]:
         if name == b"content-encoding" and not scope["path"].startswith("/v2"):
             raise Unsupported(
-                "unsupported_encoding", "compressed bodies are not accepted: decompress them"
+                "unsupported_encoding", "compressed bodies are not supported: decompress them"
             )
         if name == b"content-length":
             if length is not None or not value.isdigit():
@@ -298,7 +298,7 @@ def _too_long(seconds: float, received: int) -> TooSlow:
 async def refuse(
     scope: Scope, receive: Receive, send: Send, refusal: Exception, has_ended: bool = False
 ) -> None:
-    """Send the response; close only after a client that is still sending has had time to read it.
+    """Send an error response; give a client that is still sending time to read it before closing.
 
     Closing with unread bytes resets the connection, and a reset can overtake the response.
     """

@@ -1,4 +1,4 @@
-"""Memory budgets for request bodies read into memory and for large responses."""
+"""Memory budgets for buffered request bodies and large responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.errors import TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of
 
-# small bodies and responses are not counted: the number of requests is limited
+# small bodies and responses are not counted, because the number of requests is limited
 FREE_BYTES = 1 << 16
 COPIES = 5  # the pieces of a body, the joined body, the decoded arrays and intermediate results
 HOLD = "memory_hold"
@@ -27,10 +27,9 @@ T = TypeVar("T")
 class BodyMemory:
     """Raw ASGI middleware that admits large bodies only while there is memory for them.
 
-    While a body arrives, its request holds as much memory as the body has bytes; from then on, it
-    holds several times as much until the response is sent. A buffered response holds its own
-    length. Routes whose bodies or responses need more memory call ``hold_unpacked`` and
-    ``read_body``.
+    While a body arrives, its request reserves the length of the body; from then on, it reserves
+    several times as much until the response is sent. A buffered response reserves its own length.
+    Routes whose bodies or responses need more memory call ``hold_unpacked`` and ``read_body``.
     """
 
     def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
@@ -72,7 +71,7 @@ class BodyMemory:
 
 
 def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -> Send:
-    """Return a ``send`` that reserves memory for a large response, or refuses the request."""
+    """Return a ``send`` that reserves memory for a large response, or rejects the request."""
     pending_start: list[Message] = []
     is_refused = False
 
@@ -129,10 +128,10 @@ async def hold_unpacked(scope: Scope, size: int) -> None:
 async def read_body(
     scope: Scope, read: Callable[[], Awaitable[T]], answer_size: Callable[[T], int]
 ) -> T:
-    """Read a body, and reserve memory for its response before building it.
+    """Read a body and reserve memory for its response before building it.
 
-    If the memory is not free yet, the result is dropped while the call waits for memory, and the
-    body is read again afterwards. Raises TooMany if the memory does not become free in time.
+    If there is not enough memory yet, the result is dropped while the call waits, and the body is
+    read again afterwards. Raises TooMany if the memory does not become free in time.
     """
     result = await read()
     size = answer_size(result)
@@ -147,7 +146,7 @@ async def read_body(
 
 
 def end_work(scope: Scope) -> None:
-    """Release the memory that a call held to build its response; only the response remains."""
+    """Release the memory that a call held to build its response, except for the response itself."""
     hold: CallHold | None = scope.get(HOLD)
     if hold is not None:
         hold.end_work()

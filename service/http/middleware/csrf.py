@@ -1,4 +1,4 @@
-"""Protection against cross-site requests: only the service's own pages may act for a browser.
+"""Protection against cross-site requests: browsers may only act for the service's own pages.
 
 A program sends its key in a header, which no browser adds on its own. But any page can make its
 visitor's browser send a session cookie, or a request to a local service that requires no key.
@@ -21,12 +21,12 @@ FORM_HEADER = b"x-csrf-token"
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """Return the value of a request header, the first one if there are several."""
+    """Return the first value of a request header, or None."""
     return next((str(value, "latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to a page, not to the API.
+    """Return whether a path belongs to a page rather than to the API.
 
     >>> is_page("/jobs"), is_page("/v1/fits"), is_page("/v1"), is_page("/v1x")
     (True, False, False, True)
@@ -40,7 +40,7 @@ def wants_page(scope: Scope) -> bool:
 
 
 def page_before(scope: Scope) -> str | None:
-    """Return the path of the dashboard page that sent a request; None if it is unknown."""
+    """Return the path of the dashboard page that sent a request, or None if it is unknown."""
     try:
         sent = urlsplit(header(scope, b"referer") or "")
     except ValueError:  # such as "http://["
@@ -51,24 +51,23 @@ def page_before(scope: Scope) -> str | None:
 
 
 def check_origin(scope: Scope) -> None:
-    """Raise Forbidden unless a request comes from the service's own pages, or follows a link."""
+    """Raise Forbidden unless a request comes from the service's own pages or follows a link."""
     if _follows_link(scope):
         return
     origin, host = header(scope, b"origin"), header(scope, b"host") or "localhost"
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or header(scope, b"sec-fetch-site") not in (None, "none", "same-origin"):
-        raise Forbidden("foreign_origin", "requests from pages on other sites are refused")
+        raise Forbidden("foreign_origin", "requests from pages on other sites are not allowed")
 
 
 def check_form_token(scope: Scope, expected: str, sent: str | None) -> None:
-    """Raise Forbidden if a request that changes something lacks its session's token."""
+    """Raise Forbidden if a request that changes something lacks its session's form token."""
     if scope["method"] in SAFE_METHODS:
         return
     if sent is None or not hmac.compare_digest(sent.encode(), expected.encode()):
         raise Forbidden(
             "foreign_origin",
-            "a request that changes something must carry the token of the page that sent it: "
-            "reload the page and try again",
+            "the form token of the session is missing or invalid: reload the page and try again",
         )
 
 
@@ -77,7 +76,7 @@ def check_keyless(scope: Scope) -> None:
     if any(name in (b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
         raise Forbidden(
             "foreign_host",
-            "behind a proxy, keys are required: create one with python -m service keys create",
+            "a key is required behind a proxy: create one with python -m service keys create",
         )
     if not _is_local(header(scope, b"host") or "localhost"):
         raise Forbidden("foreign_host", "without keys, the Host header must name localhost")

@@ -18,15 +18,15 @@ UNTIMED = frozenset({"/healthz", "/v2/health/live", "/readyz", "/v2/health/ready
 
 
 def group_of(owner: str) -> str:
-    """Return the group in which an owner takes turns: callers without a key share one.
+    """Return the group in which an owner takes turns; all callers without a key share one.
 
-    Anyone may use many addresses, so an address does not earn a turn of its own.
+    Anyone can use many addresses, so an address does not get a turn of its own.
     """
     return ADDRESS if owner.startswith(ADDRESS) else owner
 
 
 class RoundRobin(Generic[T]):
-    """Waiting items of many owners; groups take turns, and so do the owners within a group.
+    """A queue of items in which groups take turns, as do the owners within a group.
 
     >>> queue = RoundRobin()
     >>> for owner, item in [("a", 1), ("a", 2), ("address 1", 3), ("address 2", 4)]:
@@ -46,7 +46,7 @@ class RoundRobin(Generic[T]):
         self._groups.setdefault(group_of(owner), {}).setdefault(owner, deque()).append(item)
 
     def pop(self, group: str | None = None) -> T:
-        """Return the next item, of the given group or of the one whose turn it is."""
+        """Remove and return the next item of ``group``, or of the group whose turn it is."""
         if group is None:
             group = next(iter(self._groups))
         owners = self._groups.pop(group)
@@ -64,10 +64,10 @@ class RoundRobin(Generic[T]):
 
 
 class Turns:
-    """Let one request per caller run in each pass of the event loop.
+    """A scheduler that runs one request per caller in each pass of the event loop.
 
-    Regardless of how many requests of one caller are ready at once, other callers' requests and
-    the loop's own reads and writes run in between. All callers without a key count as one.
+    However many requests of one caller are ready at once, other callers' requests and the loop's
+    own reads and writes run in between. All callers without a key count as one.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ async def take_turn(scope: Scope) -> None:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the workspace, or the address, against whose limits a request counts."""
+    """Return the workspace or address whose limits a request counts towards."""
     principal = scope.get("principal")
     if principal is not None:
         return f"workspace {principal.workspace}"

@@ -1,20 +1,20 @@
-"""Responses in chunks, each sent when the client has read the previous one."""
+"""Responses in chunks, each sent once the client has read the previous one."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PIECE_BYTES = 1 << 18
-# a server buffers as much as this for a client before it waits
+# a server buffers this much for a client before it waits
 BUFFERED_BYTES = 1 << 16
 
 
 class PacedResponses:
     """Raw ASGI middleware that splits large bodies.
 
-    A body sent at once would stay in the connection's buffer until a slow client has read it,
-    although the request already counts as answered. Sending in chunks waits for the client, so
-    the limits on requests and memory apply until the end, and so does the write timeout.
+    A body sent in one piece would stay in the connection's buffer until a slow client had read it,
+    although the request would already count as answered. Sending in chunks waits for the client,
+    so the write timeout and the limits on requests and memory apply until the end.
     """
 
     def __init__(self, app: ASGIApp) -> None:

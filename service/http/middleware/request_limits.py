@@ -1,4 +1,4 @@
-"""Limits on what one caller may have in flight: requests, threads and long waits."""
+"""Limits per caller on requests, threads and long waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.errors import ServiceError, TooMany
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
-# how many of the framework's 40 threads the requests of one workspace may use at the same time
+# number of the framework's 40 threads that one workspace may use at a time
 MAX_RUNNING = 4
 # how many of them all requests without a key may use together, whatever addresses they come from
 MAX_RUNNING_WITHOUT_KEY = 8
@@ -60,12 +60,12 @@ class CallerLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """True if nothing is in flight."""
         return not self.requests and not self.waits
 
 
 class Slot:
-    """A slot among the requests of a caller, released once."""
+    """A slot for one of a caller's requests, released once."""
 
     def __init__(self, load: CallerLoad) -> None:
         self.load = load
@@ -95,7 +95,7 @@ class Slot:
             self._acquired.pop().release()
 
     def answer(self) -> None:
-        """Return the thread permanently, because the response begins."""
+        """Return the thread for good, because the response is starting."""
         self._is_answered = True
         self.end_run()
 
@@ -109,7 +109,7 @@ class Slot:
 
 
 class RequestLimits:
-    """Raw ASGI middleware that refuses requests beyond a caller's limit with 429.
+    """Raw ASGI middleware that rejects requests beyond a caller's limit with 429.
 
     A caller is a key, or the client's address if there is no key. It may have at most
     ``most_requests`` requests in flight. The keys of a workspace together may have KEYS_AT_ONCE
@@ -124,7 +124,7 @@ class RequestLimits:
         self._without_key = asyncio.Semaphore(MAX_RUNNING_WITHOUT_KEY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request, or refuse it."""
+        """Run the request or reject it."""
         path: str = scope.get("path", "")
         is_health_check = path in ALWAYS_ANSWERED and scope["method"] in ("GET", "HEAD")
         if scope["type"] != "http" or is_health_check:
@@ -161,7 +161,7 @@ class RequestLimits:
 
 
 class ThreadLimits:
-    """Raw ASGI middleware that lets MAX_RUNNING requests of a workspace use threads at a time.
+    """Raw ASGI middleware that limits each workspace to MAX_RUNNING requests on threads at a time.
 
     A request has no thread while its body is arriving, so a slow sender does not block others.
     """
@@ -266,7 +266,7 @@ class WaitingResponse(StreamingResponse):
 
 def _too_long() -> ServiceError:
     return ServiceError(
-        "request_uri_too_long", f"a path may have at most {LONGEST_PATH} characters"
+        "request_uri_too_long", f"the path has more than {LONGEST_PATH} characters: shorten it"
     )
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http.metrics import Metrics, Record
 
 UNMATCHED = "unmatched"
-# statuses of requests that are refused before they reach their route
+# statuses of requests that are rejected before they reach their route
 REFUSED_EARLY = (401, 403, 408, 411, 413, 415, 429, 503)
 CLIENT_LEFT = 499  # recorded if the client disconnected before the response; never sent
 QUIET_ENDINGS = ("/predict", "/infer", "/healthz", "/readyz", "/live", "/ready", "/metrics")
@@ -51,7 +51,7 @@ class _Kind:
 
 
 class RequestLog:
-    """Raw ASGI middleware around everything else.
+    """The outermost raw ASGI middleware.
 
     It adds ``request_id`` to the scope, and to the response as X-Request-Id. Cache-Control and
     Content-Security-Policy headers that a route sets itself are kept.
@@ -67,7 +67,7 @@ class RequestLog:
         self._plain_routes: dict[Any, tuple[Any, ...]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app, and record the result."""
+        """Run the app and record the result."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -120,7 +120,7 @@ class RequestLog:
         return str(getattr(route, "path_format", UNMATCHED))
 
     def _refused_template(self, scope: Scope) -> str:
-        """Return the path of the route that a request would have reached, had it been admitted."""
+        """Return the path of the route that a rejected request would have reached."""
         if self._templates is None:
             found = iter_route_contexts(getattr(scope.get("app"), "routes", ()))
             routes: list[Any] = [getattr(one, "starlette_route", None) or one for one in found]

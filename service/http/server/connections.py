@@ -1,4 +1,4 @@
-"""Open connections of a server: count them by address, and choose which to close."""
+"""Open connections of a server: count them by address and choose which to close."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Closable(Protocol):
 
 
 class Connections:
-    """Count connections and unfinished heads by address; close idle connections for new ones.
+    """Connections and unfinished heads by address; idle connections make room for new ones.
 
     A connection is idle while it has no request in flight. If an address has more than
     ``most_of_one`` connections, its oldest idle one is closed. If there are more than ``most`` in
-    total, the address with the most idle connections loses its oldest one. If there is no idle
-    connection to close, the new one is closed.
+    total, the oldest idle one of the address with the most idle connections is closed. If there is
+    no idle connection to close, the new one is closed.
     """
 
     def __init__(self, most_of_one: int, most: int | None = None) -> None:
@@ -112,14 +112,14 @@ class Connections:
             self._drop(next(iter(idle)), address)
 
     def _drop(self, one: Closable, address: str) -> None:
-        """Close a connection; its slot is free even before the event loop closes the socket."""
+        """Close a connection; its slot is free before the event loop has closed the socket."""
         self.remove(one, address)
         self._dropped.add(one)
         one.drop()
 
 
 def files_left() -> int:
-    """Return how many connections this process may keep open."""
+    """Return the number of connections that this process may keep open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return 1 << 20

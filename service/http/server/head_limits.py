@@ -1,4 +1,4 @@
-"""Limits on a request's head, and the errors for requests that break them."""
+"""Limits on a request's head, and the errors for requests that exceed them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def no_websockets() -> Malformed:
 
 
 def too_many_pipelined() -> Malformed:
-    """Return the error for requests that are sent without reading the responses."""
+    """Return the error for too many or too large pipelined requests."""
     return Malformed(
         "malformed_request",
-        f"at most {MAX_PIPELINED} requests may wait on a connection, with heads of at most "
-        f"{MAX_PIPELINED_HEAD} bytes: read the responses first",
+        f"too many pipelined requests: at most {MAX_PIPELINED} may wait, with heads of at most "
+        f"{MAX_PIPELINED_HEAD} bytes; read the responses first",
     )
 
 
 def too_small_chunks() -> Malformed:
-    """Return the error for chunks that are so small that parsing them costs too much."""
+    """Return the error for chunks that are too small to be parsed efficiently."""
     return Malformed(
         "malformed_request", "the body arrives in chunks of a few bytes: send larger chunks"
     )
@@ -51,7 +51,9 @@ def too_small_chunks() -> Malformed:
 
 def truncated() -> Malformed:
     """Return the error for a body that is shorter than its stated length."""
-    return Malformed("truncated_body", "the connection closed before the body ended: send it again")
+    return Malformed(
+        "truncated_body", "the connection closed before the body was complete: send it again"
+    )
 
 
 def too_large() -> ServiceError:
@@ -75,15 +77,17 @@ def too_long_value(name: bytes) -> ServiceError:
 
 def too_long_path() -> ServiceError:
     """Return the error for a path that is too long."""
-    return ServiceError("request_uri_too_long", f"a path may have at most {MAX_PATH_BYTES} bytes")
+    return ServiceError(
+        "request_uri_too_long", f"the path has more than {MAX_PATH_BYTES} bytes: shorten it"
+    )
 
 
 def too_long_query() -> ServiceError:
     """Return the error for a query that is too long."""
     return ServiceError(
         "request_uri_too_long",
-        f"a path with its query may have at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS}"
-        " parameters; GET predict accepts more bytes, but not more parameters",
+        f"the URL is too long: at most {MAX_TARGET_BYTES} bytes and {MAX_PARAMETERS} parameters are"
+        " allowed; GET predict accepts more bytes, but not more parameters",
     )
 
 
@@ -94,12 +98,12 @@ def unknown_coding() -> ServiceError:
 
 def too_slow(seconds: float) -> TooSlow:
     """Return the error for a head that takes too long."""
-    return TooSlow("headers_timeout", f"all headers must arrive within {seconds:g} seconds")
+    return TooSlow("headers_timeout", f"the headers did not arrive within {seconds:g} seconds")
 
 
 def too_many_heads() -> Unavailable:
-    """Return the error for an address, or a service, with too many unfinished heads."""
+    """Return the error for too many unfinished heads, per address or in total."""
     return Unavailable(
         "too_many_unfinished_requests",
-        "too many requests have not sent all their headers yet: send all headers at once",
+        "too many requests have incomplete headers: send all headers at once",
     )

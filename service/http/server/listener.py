@@ -28,7 +28,7 @@ _log = structlog.get_logger("calibrd.service")
 
 
 class ReadAdapter(asyncio.BufferedProtocol):
-    """Read on behalf of another protocol.
+    """An adapter that reads on behalf of another protocol.
 
     While connections are waiting to be parsed, chunks are small, because bytes that have been read
     but not parsed are held in memory.
@@ -72,7 +72,7 @@ class ReadAdapter(asyncio.BufferedProtocol):
 
 
 class ConnectionListener:
-    """Pass the connections of a socket to protocols until it is closed."""
+    """A listener that passes the connections of a socket to protocols until it is closed."""
 
     def __init__(self, listening: socket.socket, make_protocol: Callable[[], HttpProtocol]) -> None:
         self._listening = listening

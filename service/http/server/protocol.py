@@ -1,4 +1,4 @@
-"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads and with problem+json errors."""
+"""The HTTP protocol of ``serve``: uvicorn's, with limits on heads and problem+json errors."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ class HttpProtocol(TurnReader):
 
     @property
     def is_in_body(self) -> bool:
-        """Whether the next bytes belong to a body that the app is reading."""
+        """True if the next bytes belong to a body that the app is reading."""
         cycle = self.cycle
         return cycle is not None and cycle.more_body and not cycle.response_complete
 
     @property
     def is_answering(self) -> bool:
-        """Whether the response to an earlier request is not complete yet."""
+        """True while the response to an earlier request is incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def owner(self) -> str:
-        """The owner whose turns this uses: the workspace of the last request, or the address."""
+        """The owner whose turns are used: the workspace of the last request, or the address."""
         scope: Any = {"client": self.client} if self.cycle is None else self.cycle.scope
         return owner_of(scope)
 
@@ -120,7 +120,7 @@ class HttpProtocol(TurnReader):
         self.transport.abort()
 
     def eof_received(self) -> None:
-        """Refuse a body that ends too early; the client may still be reading.
+        """Reject a body that ends too early; the client may still be reading.
 
         If hundreds of bodies end at once, most connections are closed without a response, because
         sending so many would take too long.
@@ -140,11 +140,11 @@ class HttpProtocol(TurnReader):
             self.open_connections.set_idle(self, self._address)
 
     def _forget_request(self) -> None:
-        """Keep only the owner of a finished request; the rest may take 200 kB."""
+        """Keep only the owner of a finished request; the rest may occupy 200 kB."""
         scope: Any = self.cycle.scope
         self.cycle.body = bytearray()
         self.cycle.scope = {name: scope.get(name) for name in ("principal", "client")}  # type: ignore[assignment]
-        if not self._in_head:  # else the head is already that of the next request
+        if not self._in_head:  # otherwise the head belongs to the next request
             self._forget_head()
 
     def _forget_head(self) -> None:
@@ -152,7 +152,7 @@ class HttpProtocol(TurnReader):
         self.url, self.headers = b"", []
 
     def parse(self, data: bytes) -> None:
-        """Parse received bytes; refuse a head that becomes too long."""
+        """Parse received bytes; reject a head that becomes too long."""
         if self._is_refused:
             self._drop(data)
             return
@@ -199,13 +199,13 @@ class HttpProtocol(TurnReader):
         return self.open_connections.hold_head(self, self._address, size)
 
     def on_message_begin(self) -> None:
-        """Begin the head of a request."""
+        """Start the head of a new request."""
         super().on_message_begin()
         self._in_head = True
         self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """Add a part of the request's target; refuse long targets before they are decoded."""
+        """Add a part of the request's target; reject long targets before they are decoded."""
         self.url += url
         if len(self.url) > MAX_PATH_BYTES:
             self._check_target()
@@ -259,7 +259,7 @@ class HttpProtocol(TurnReader):
         self._stop_clock()
 
     def on_body(self, body: bytes) -> None:
-        """Add a chunk of a body; refuse bodies in too many tiny chunks."""
+        """Add a chunk of a body; reject bodies in too many tiny chunks."""
         self._pieces += 1
         if self._pieces > MAX_PIECES:
             self._stop(refusals.too_small_chunks())
@@ -309,7 +309,7 @@ class HttpProtocol(TurnReader):
         super().parse(self._data)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that the parser rejected."""
+        """Send an error for a request that the parser rejected."""
         error, self._refusal = self._refusal, None  # its traceback holds the bytes being parsed
         self._refuse(error or refusals.malformed())
 
@@ -325,7 +325,7 @@ class HttpProtocol(TurnReader):
         if cycle is not None and not cycle.response_complete:
             if self._in_head and not self.pipeline:
                 cycle.keep_alive = False  # the previous request still gets its response
-                self._forget_head()  # it may take long to be read
+                self._forget_head()  # the client may read the response slowly
                 return
             if self._in_head or self.pipeline or cycle.response_started:
                 self.pipeline.clear()

@@ -1,4 +1,4 @@
-"""Fair turns for connections whose requests take a long time to parse and to start."""
+"""Fair turns for connections whose requests take a long time to parse and start."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LEFTOVER_PAUSE = 0.05
 
 
 class ReadTurns:
-    """Bound the time that parsing takes in one pass of the event loop.
+    """A limit on the time that parsing takes in one pass of the event loop.
 
-    In one pass the loop serves every connection that has received something.
-    Once parsing has taken TURN_SECONDS, the remaining connections wait for the next pass.
-    Workspaces then take turns; all callers without a key count as one workspace.
+    In one pass, the loop serves every connection that has received something. Once parsing has
+    taken TURN_SECONDS, the remaining connections wait for the next pass. Workspaces then take
+    turns; all callers without a key count as one workspace.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class ReadTurns:
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections are waiting."""
+        """True if connections are waiting."""
         return bool(self._waiting)
 
     @property
     def has_time(self) -> bool:
-        """Whether more may be parsed in this pass."""
+        """True if more may be parsed in this pass."""
         return not self._waiting and self._spent < TURN_SECONDS
 
     def may_parse(self, data: bytes) -> bool:
@@ -54,12 +54,12 @@ class ReadTurns:
         return self._urgent <= MAX_URGENT
 
     def count(self, seconds: float) -> None:
-        """Count time that was or will be spent in this pass."""
+        """Add time that was or will be spent in this pass."""
         self._spent += seconds
         self._plan_pass()
 
     def wait(self, action: Callable[[], None], owner: str) -> None:
-        """Call the action in one of the next passes, when it is its owner's turn."""
+        """Call the action in a later pass, when it is its owner's turn."""
         self._waiting.add(owner, action)
         self._plan_pass()
 
@@ -104,7 +104,7 @@ class TurnReader(WriteDeadline):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether other connections are waiting to be parsed."""
+        """True if other connections are waiting to be parsed."""
         return self.read_turns.is_busy
 
     def data_received(self, data: bytes) -> None:

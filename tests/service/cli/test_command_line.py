@@ -280,7 +280,7 @@ def test_a_lone_worker_prepares_a_directory_and_stops_on_a_signal(tmp_path: Path
     assert "Traceback" not in log.read_text()
     assert here("keys", "list", "--data-dir", folder).returncode == 0
     gone = here("workers", "--data-dir", folder)
-    assert (gone.returncode, gone.stdout, gone.stderr) == (1, "", "no worker is alive\n")
+    assert (gone.returncode, gone.stdout, gone.stderr) == (1, "", "no live workers\n")
 
 
 def test_workers_on_other_machines_are_not_counted_as_local(

@@ -57,7 +57,7 @@ def test_command_line_life_of_a_key(tmp_path):
     assert "warning" not in revoked.stderr
     last = command("keys", "revoke", rotated.stdout.split("_")[1], data_dir=tmp_path)
     assert "revoked" in last.stdout
-    assert "warning: this was the last key with scope admin; create another: " in last.stderr
+    assert "warning: this was the last key with the admin scope; create another: " in last.stderr
     assert "keys create --scopes admin" in last.stderr
 
 

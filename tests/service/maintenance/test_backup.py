@@ -162,7 +162,7 @@ def test_a_read_only_directory_is_backed_up_if_possible(
     ("verb", "flags", "said"),
     [
         ("backup", ("--data-dir", "{tmp}/none"), "there is no database at "),
-        ("backup", ("--data-dir", "{kept}", "{tmp}/none/backup.tar"), "no folder "),
+        ("backup", ("--data-dir", "{kept}", "{tmp}/none/backup.tar"), "does not exist: create it"),
         ("backup", ("--database-url", "postgresql://127.0.0.1:1/x"), "pg_dump"),
         ("restore", ("--database-url", "postgresql://127.0.0.1:1/x"), "pg_dump"),
         ("restore", ("--data-dir", "{kept}"), "is not empty (blobs, calibrd.db"),
@@ -219,15 +219,15 @@ def test_a_damaged_map_is_named_and_the_rest_can_be_kept(
     path.unlink() if damage == "gone" else path.write_bytes(content)
     file, data = tmp_path / "backup.tar", ("--data-dir", tmp_path / "data")
     line = refusal(command("backup", file, *data))
-    assert f"the map of version 2 of {CALIBRATOR}: " in line
+    assert f"the map of {CALIBRATOR}@2: " in line
     assert "--keep-going" in line
     assert not list(tmp_path.glob("*.tar*"))
     done = command("backup", file, *data, "--keep-going")
     assert done.returncode == 0
     assert done.stdout.startswith("backed up 1 versions, 2 datasets, ")
-    assert f"left out: the map of version 2 of {CALIBRATOR}: " in done.stderr
+    assert f"skipped: the map of {CALIBRATOR}@2: " in done.stderr
     again = command("restore", file, "--data-dir", tmp_path / "new")
-    assert f"the map of version 2 of {CALIBRATOR}" in again.stderr
+    assert f"the map of {CALIBRATOR}@2" in again.stderr
     with in_process(tmp_path / "new") as local:
         let_in(local, kept.key)
         assert predicted(local, 1)

@@ -101,8 +101,8 @@ def test_a_database_that_contradicts_the_manifest_is_refused(kept: Kept, tmp_pat
     (tmp_path / "other.db").unlink()
     for content, said in (
         (b"junk" * 1000, "the database is damaged: file is not a database"),
-        (foreign, "the database in the backup has the schema None, but the manifest states "),
-        (b"", "the database in the backup has the schema None, but the manifest states "),
+        (foreign, "the database in the backup has schema None, but the manifest states "),
+        (b"", "the database in the backup has schema None, but the manifest states "),
     ):
 
         def forge(

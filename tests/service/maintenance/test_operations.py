@@ -35,7 +35,7 @@ def test_health_and_readiness(client, local):
         "status": "not ready",
         "database": "ok",
         "blobs": "ok",
-        "workers": "no worker is alive: fits are waiting",
+        "workers": "no live worker: fits have to wait",
     }
 
 

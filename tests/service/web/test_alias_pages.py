@@ -137,7 +137,7 @@ def test_a_concurrent_move_is_reported_and_nothing_changes(client: Local) -> Non
         ({"alias": "7"}, 422, "all digits"),
         ({"reason": "x" * 1001}, 422, "at most 1000 characters"),
         ({"expected": "-1"}, 422, "expected must be a non-negative integer"),
-        ({"csrf": "0" * 64}, 403, "must carry the token"),
+        ({"csrf": "0" * 64}, 403, "is missing or invalid"),
     ],
 )
 def test_forms_that_break_a_rule_show_a_message(

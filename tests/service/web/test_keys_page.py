@@ -80,7 +80,7 @@ def test_reloading_a_page_creates_no_second_key(admin: Local) -> None:
         ({"scope": "fit"}, "1 to 100 printable characters"),
         ({"name": "x", "scope": "root"}, "there is no scope"),
         ({"name": "x", "scope": "fit", "days": "many"}, "days must be a number"),
-        ({"name": "x", "scope": "fit", "days": "nan"}, "more than 0"),
+        ({"name": "x", "scope": "fit", "days": "nan"}, "greater than 0"),
     ],
 )
 def test_forms_that_break_a_rule_show_a_message(
@@ -102,7 +102,7 @@ def test_about_shows_settings_to_administrators_and_secrets_to_nobody(
     admin: Local, reader: Local
 ) -> None:
     page = admin.get("/about").text
-    assert "no worker is alive" in page
+    assert "no live worker" in page
     assert "max_upload_bytes" in page
     assert "max_upload_bytes" not in reader.get("/about").text
     assert "calibrd" in reader.get("/about").text
