@@ -27,7 +27,7 @@ from service.datasets import routes as datasets
 from service.datasets.formats import Limits, all_codecs
 from service.datasets.part_uploads import PartUploads, UploadLimits
 from service.datasets.service import Datasets
-from service.datasets.spool import Spool, remove_left_behind
+from service.datasets.spool import Spool
 from service.dependencies import Parts
 from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
@@ -58,6 +58,7 @@ from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
 from service.storage.notifications import CHANGES, FITS_DONE, NotificationListener
+from service.storage.temporary_files import downloads, remove_left_behind
 from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
 from service.web.pages import page_routers
@@ -192,6 +193,7 @@ def build_parts(settings: Settings) -> Parts:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: Parts = app.state.parts
     await asyncio.to_thread(remove_left_behind, parts.spool.folder)
+    await asyncio.to_thread(remove_left_behind, downloads())
     await asyncio.to_thread(parts.refresh)
     refreshing = asyncio.create_task(_keep_fresh(parts))
     workers = WorkerSupervisor(parts.settings, parts.settings.workers)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import shutil
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -21,9 +19,9 @@ from service.concurrency.thread_pools import Runner
 from service.errors import NoSpace
 from service.storage.blobs import FULL
 from service.storage.database import SHARE_PART, check_free
+from service.storage.temporary_files import new_file
 
 HEAD = 512
-PREFIX = "upload-"
 DELETERS = 8  # deleting 4 GiB takes half a second
 
 
@@ -127,7 +125,7 @@ class SpooledBody:
         if self._is_closed:
             raise ValueError("the body is closed")
         if self._file is None:
-            self._file = _new_file(self._spool.folder)
+            self._file = new_file(self._spool.folder)
         return self._file
 
     @property
@@ -151,34 +149,6 @@ class SpooledBody:
         self.flush()
         with self.path.open("rb") as file:
             return file.read(HEAD)
-
-
-def remove_left_behind(folder: Path) -> int:
-    """Delete the bodies left behind by killed processes; return their number.
-
-    A live process holds a lock on each of its bodies, so these are kept.
-    """
-    removed = 0
-    for path in folder.glob(f"{PREFIX}*"):
-        try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-        except (BlockingIOError, FileNotFoundError):
-            continue
-        removed += 1
-    return removed
-
-
-def _new_file(folder: Path) -> IO[bytes]:
-    with _room():
-        folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            file = tempfile.NamedTemporaryFile(dir=folder, prefix=PREFIX, delete=False)  # noqa: SIM115
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if Path(file.name).exists():
-                return file
-            file.close()  # another process considered it abandoned, and deleted it before the lock
 
 
 @contextmanager

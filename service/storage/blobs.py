@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,6 +27,7 @@ from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, ServiceEr
 from service.settings import HOUR
 from service.storage.blob_keys import kind_of
 from service.storage.database import check_free
+from service.storage.temporary_files import downloads, new_file
 
 # S3 rejects parts under 5 MiB; up to four are in memory while a blob is written
 CHUNK = 5 << 20
@@ -148,15 +148,16 @@ class Blobs:
                         raise _corrupt()
             yield path
             return
-        with tempfile.TemporaryDirectory(prefix="calibrd-") as folder:
-            path = Path(folder) / "blob"
-            self._copy(key, sha256, path)
-            yield path
-
-    def _copy(self, key: str, sha256: str, path: Path) -> None:
-        with _translated_errors(), path.open("wb") as target:
-            for piece in self.chunks(key, sha256):
-                target.write(piece)
+        with new_file(downloads()) as target:
+            path = Path(target.name)
+            try:
+                with _translated_errors():
+                    for piece in self.chunks(key, sha256):
+                        target.write(piece)
+                    target.flush()
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def reader(self, key: str, sha256: str) -> Iterator[BlobReader]:

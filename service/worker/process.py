@@ -24,6 +24,7 @@ from service.concurrency.malloc import keep_freed_memory
 from service.errors import Invalid
 from service.fits.service import CPU, QUEUES
 from service.settings import Settings
+from service.storage.temporary_files import downloads, remove_left_behind
 from service.worker.housekeeping import WorkerPace
 from service.worker.queue_worker import QueueWorker
 from service.worker.startup import limit_memory
@@ -68,6 +69,7 @@ def run_worker(
     keep_freed_memory()
     if device == "cpu":  # GPU drivers reserve address space that no memory backs
         limit_memory(settings.fit_memory_bytes)
+    remove_left_behind(downloads())  # of an earlier process that was killed, or that restarted
     worker.start()
     _log.info("worker_started", worker=worker.id, queues=queues, device=device)
     supervisor = int(os.environ.get(SUPERVISOR, 0))

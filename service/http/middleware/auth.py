@@ -25,7 +25,14 @@ from service.http.middleware.csrf import (
     page_before,
     wants_page,
 )
-from service.http.middleware.fair_turns import TURN, Turn, Turns, is_untimed, owner_of
+from service.http.middleware.fair_turns import (
+    TURN,
+    ClientLeft,
+    Turn,
+    Turns,
+    is_untimed,
+    owner_of,
+)
 from service.storage.database import DATABASE_DOWN
 
 HOME = "/"
@@ -93,24 +100,30 @@ class Guard:
             return
         if scope["type"] == "http" and not is_untimed(scope):
             try:
-                if needs_caller(scope):
-                    scope["principal"] = await self._caller(scope)
-                elif scope["path"] == REFERENCE and wants_page(scope):
-                    with suppress(ServiceError, *DATABASE_DOWN):  # the page is public
-                        scope["principal"] = await self._caller(scope)
-            except Unauthenticated as error:
+                error = await self._admit(scope)
                 await self._take_turn(scope)
-                if wants_page(scope) and header(scope, b"authorization") is None:
+            except ClientLeft:
+                return
+            if error is not None:
+                is_page_request = wants_page(scope) and header(scope, b"authorization") is None
+                if isinstance(error, Unauthenticated) and is_page_request:
                     await _redirect_to_sign_in(scope, receive, send)
                 else:
                     await refuse(scope, receive, send, error)
                 return
-            except ServiceError as error:
-                await self._take_turn(scope)
-                await refuse(scope, receive, send, error)
-                return
-            await self._take_turn(scope)
         await self.app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> ServiceError | None:
+        """Put the caller into the scope; return why there is none if the request needs one."""
+        try:
+            if needs_caller(scope):
+                scope["principal"] = await self._caller(scope)
+            elif scope["path"] == REFERENCE and wants_page(scope):
+                with suppress(ServiceError, *DATABASE_DOWN):  # the page is public
+                    scope["principal"] = await self._caller(scope)
+        except ServiceError as error:
+            return error
+        return None
 
     async def _take_turn(self, scope: Scope, owner: str | None = None) -> None:
         owner = owner or owner_of(scope)

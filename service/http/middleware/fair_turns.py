@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Generic, TypeVar
@@ -46,7 +47,11 @@ class RoundRobin(Generic[T]):
         self._groups.setdefault(group_of(owner), {}).setdefault(owner, deque()).append(item)
 
     def pop(self, group: str | None = None) -> T:
-        """Remove and return the next item of ``group``, or of the group whose turn it is."""
+        """Return the next item, of the given group or of the one whose turn it is."""
+        return self.pop_with_owner(group)[1]
+
+    def pop_with_owner(self, group: str | None = None) -> tuple[str, T]:
+        """Return the next item and its owner."""
         if group is None:
             group = next(iter(self._groups))
         owners = self._groups.pop(group)
@@ -57,10 +62,14 @@ class RoundRobin(Generic[T]):
             owners[owner] = items
         if owners:
             self._groups[group] = owners
-        return item
+        return owner, item
 
     def __contains__(self, group: str) -> bool:
         return group in self._groups
+
+
+def ignore(_: object) -> None:
+    """Do nothing."""
 
 
 class Turns:
@@ -75,8 +84,13 @@ class Turns:
         self._running: set[str] = set()
         self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
 
-    async def take(self, owner: str) -> None:
-        """Wait for a turn in which no other request of the owner runs."""
+    async def take(
+        self, owner: str, on_wait: Callable[[asyncio.Future[None]], None] = ignore
+    ) -> None:
+        """Wait for a turn in which no other request of the owner runs.
+
+        ``on_wait`` receives the future that is waited for; an exception set on it ends the wait.
+        """
         group, loop = group_of(owner), asyncio.get_running_loop()
         if group not in self._running:
             if not self._running:
@@ -84,6 +98,7 @@ class Turns:
             self._running.add(group)
             return
         mine = loop.create_future()
+        on_wait(mine)
         self._waiting.add(owner, mine)
         await mine
 
@@ -106,21 +121,40 @@ class Turns:
         return False
 
 
+class ClientLeft(Exception):
+    """The client left before the request had its first turn."""
+
+
 class Turn:
     """The turn of one request among the requests of its caller."""
 
-    __slots__ = ("_number", "_turns", "owner")
+    __slots__ = ("_number", "_turns", "_waiting", "owner")
 
     def __init__(self, turns: Turns, owner: str) -> None:
         self._turns = turns
         self.owner = owner
         self._number = -1
+        self._waiting: asyncio.Future[None] | None = None
 
     async def take(self) -> None:
-        """Wait for a turn, unless the request already has the current one."""
-        if self._number != self._turns.number:
-            await self._turns.take(self.owner)
-            self._number = self._turns.number
+        """Wait for a turn, unless the request already has the current one.
+
+        Raises ClientLeft if the client leaves before the first turn: a request that waits would
+        keep its head in memory.
+        """
+        if self._number == self._turns.number:
+            return
+        is_first = self._number < 0
+        await self._turns.take(self.owner, self._wait_for if is_first else ignore)
+        self._number = self._turns.number
+
+    def leave(self) -> None:
+        """End the wait for the first turn: the client has left."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ClientLeft())
+
+    def _wait_for(self, turn: asyncio.Future[None]) -> None:
+        self._waiting = turn
 
 
 async def take_turn(scope: Scope) -> None:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
 
+from service.http.middleware.fair_turns import ADDRESS, RoundRobin, network_of
+from service.http.server.reset_check import has_left
+
 if TYPE_CHECKING:
     from service.http.server.protocol import HttpProtocol
 
 MAX_AT_ONCE = 256
+# accepted connections that are handed to protocols in one pass, which takes about 2 ms
+SERVED_AT_ONCE = 16
+MAX_WAITING = 1024  # of one address; further ones are closed
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
 # bytes that follow a head in the same read are held until the request's turn comes
@@ -72,24 +79,33 @@ class ReadAdapter(asyncio.BufferedProtocol):
 
 
 class ConnectionListener:
-    """A listener that passes the connections of a socket to protocols until it is closed."""
+    """A listener that passes the connections of a socket to protocols until it is closed.
+
+    Accepting is cheap, but a protocol is not. If connections arrive faster than protocols can be
+    created, addresses take turns, and connections that have been reset meanwhile are closed.
+    """
 
     def __init__(self, listening: socket.socket, make_protocol: Callable[[], HttpProtocol]) -> None:
         self._listening = listening
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
+        self._waiting: RoundRobin[socket.socket] = RoundRobin()
+        self._waiting_of: Counter[str] = Counter()
+        self._is_serving = False
         self._listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
         """Stop accepting connections."""
         self._loop.remove_reader(self._listening)
+        while self._waiting:
+            self._waiting.pop().close()
 
     def _accept(self) -> None:
         for _ in range(MAX_AT_ONCE):
             try:
-                connection, _address = self._listening.accept()
+                connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files
@@ -97,9 +113,36 @@ class ConnectionListener:
                 self._pause()
                 return
             connection.setblocking(False)
+            self._wait(connection, ADDRESS + network_of(address[0] if address else "unknown"))
+
+    def _wait(self, connection: socket.socket, address: str) -> None:
+        if self._waiting_of[address] >= MAX_WAITING:
+            connection.close()
+            return
+        self._waiting_of[address] += 1
+        self._waiting.add(address, connection)
+        if not self._is_serving:
+            self._is_serving = True
+            self._loop.call_soon(self._serve_some)
+
+    def _serve_some(self) -> None:
+        """Hand some of the waiting connections to protocols, the others in the next pass."""
+        for _ in range(SERVED_AT_ONCE):
+            if not self._waiting:
+                break
+            address, connection = self._waiting.pop_with_owner()
+            self._waiting_of[address] -= 1
+            if not self._waiting_of[address]:
+                del self._waiting_of[address]
+            if has_left(connection.fileno()):
+                connection.close()
+                continue
             task = self._loop.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        self._is_serving = bool(self._waiting)
+        if self._is_serving:
+            self._loop.call_soon(self._serve_some)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:

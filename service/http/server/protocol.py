@@ -10,7 +10,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from service.http.middleware.fair_turns import network_of, owner_of
+from service.http.middleware.fair_turns import TURN, network_of, owner_of
 from service.http.problems import problem_response
 from service.http.server import head_limits as refusals
 from service.http.server.connections import Connections
@@ -96,6 +96,9 @@ class HttpProtocol(TurnReader):
         if self._running is not None:  # uvicorn only notifies the connection's last request
             self._running.disconnected = True
             self._running.message_event.set()
+            scope: Any = self._running.scope
+            if TURN in scope:
+                scope[TURN].leave()
         # after a reset, uvicorn leaves its timer, which holds this object for 75 s
         self._unset_keepalive_if_required()
         super().connection_lost(exc)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from service.http.middleware.fair_turns import RoundRobin
+from service.http.server.reset_check import has_left
 from service.http.server.write_deadline import WriteDeadline
 
 # time for parsing in one pass of the event loop
@@ -128,9 +129,18 @@ class TurnReader(WriteDeadline):
     def parse_waiting(self) -> None:
         """Parse the data that was waiting for its turn, and resume reading."""
         data, self._unparsed = self._unparsed, b""
-        if not self.transport.is_closing():
-            self.parse(data)
-            self._resume_reading()
+        if self.transport.is_closing():
+            return
+        if self._is_reset():
+            self.transport.abort()
+            return
+        self.parse(data)
+        self._resume_reading()
+
+    def _is_reset(self) -> bool:
+        """Return whether the client has reset the connection; reading was paused, so ask."""
+        connection = self.transport.get_extra_info("socket")
+        return connection is not None and has_left(connection.fileno())
 
     def slow_down(self) -> None:
         """Pause reading for a moment, because no one is waiting for the remaining bytes."""

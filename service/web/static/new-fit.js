@@ -187,7 +187,7 @@ function describe(error) {
   const advice = [...part("advice").children].find((one) => one.dataset.code === code)?.textContent;
   if (rows === undefined) return { title, lines: [sentence(detail), advice], code };
   const place = error.isCsv ? `row ${first + 1} below the header` : `row ${first}, counted from 0`;
-  const which = `${plural(rows, "row")} ${rows === 1 ? "breaks" : "break"} this rule; the first is ${place}.`;
+  const which = `${plural(rows, "row")} ${rows === 1 ? "is" : "are"} invalid; the first is ${place}.`;
   return { title, lines: [sentence(detail.replace(/ \([^()]*\)$/, "")), which, advice], code };
 }
 

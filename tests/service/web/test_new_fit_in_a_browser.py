@@ -170,7 +170,7 @@ def test_refusals_name_the_file_the_rule_and_the_rows_as_text(tab: Tab) -> None:
     expect(tab.page.get_by_role("alert")).to_contain_text(f"{MARKUP}.npz was not accepted")
     for told in (
         "Logits must not be NaN.",
-        "2 rows break this rule; the first is row 7",
+        "2 rows are invalid; the first is row 7",
         "Leave these rows out",
     ):
         expect(trouble(tab)).to_contain_text(told)
