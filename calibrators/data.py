@@ -421,11 +421,16 @@ def warn_if_applied_to_probabilities(logits: Floats) -> None:
     """
     if logits[0].min() < 0 or logits[0].max() > 1:  # nearly all calls end here
         return
+    with np.errstate(invalid="ignore"):  # NaN is rejected when the map is applied
+        _warn_if_probabilities(logits)
+
+
+def _warn_if_probabilities(logits: Floats) -> None:
     rows, is_single = len(logits), is_single_column(logits)
     if rows < (SINGLES_TO_JUDGE if is_single else ROWS_TO_JUDGE):
         if is_single or not ((logits > 0) & (logits < 1)).any():
             return
-        if (np.abs(logits.sum(axis=1, dtype=np.float64) - 1) > EXACT_TOLERANCE).any():
+        if not (np.abs(logits.sum(axis=1, dtype=np.float64) - 1) <= EXACT_TOLERANCE).all():
             return
     if (rule := _broken_rule(logits[:, 1:] if is_single else logits)) is not None:
         warn_user(
@@ -464,6 +469,6 @@ def _broken_rule(logits: Floats) -> str | None:
         if block.min() < 0 or block.max() > 1:
             return None
         sums = block.sum(axis=1, dtype=np.float64)
-        if not is_single and (np.abs(sums - 1) > SUM_TOLERANCE).any():
+        if not is_single and not (np.abs(sums - 1) <= SUM_TOLERANCE).all():
             return None
     return f"lies in [0, 1] and {'is a single number' if is_single else 'sums to 1'}"

@@ -27,6 +27,7 @@ from calibrators.numerics.parallel import Floats, Scratch, map_blocks
 from calibrators.numerics.softmax import softmax
 
 REACH = 200.0
+LARGEST_LOGIT = 1e30
 LARGEST_RESIDUAL = 0.1
 
 
@@ -184,6 +185,8 @@ class FeatureClipping(Calibrator):
     ) -> _Trial:
         """Return the temperature, objective and accuracy on the fit set for one threshold."""
         logits = clipped_logits(data.logits, features, weight, threshold)
+        if not np.abs(logits).max() < LARGEST_LOGIT:  # a feature so extreme that clipping is noise
+            return _Trial(threshold, 1.0, np.inf, 0.0)
         beta = 1.0
         if self.scaled:
             scaled = TemperatureScaling().fit_in(data.with_logits(logits), context.inner())
@@ -216,8 +219,10 @@ def check_head(data: CalibrationSet, features: Features, head: Head) -> None:
 
     def work(start: int, stop: int, scratch: Scratch) -> tuple[Floats, Floats]:
         given = data.logits[start:stop].astype(np.float64)
-        made = features.values[start:stop].astype(np.float64) @ head.weight.T + head.bias
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = features.values[start:stop].astype(np.float64) @ head.weight.T + head.bias
         given[np.isneginf(given)] = np.nan
+        made = np.nan_to_num(made, nan=1e300, posinf=1e300, neginf=-1e300)
         made[np.isnan(given)] = np.nan
         given -= np.nanmean(given, axis=1, keepdims=True)
         made -= np.nanmean(made, axis=1, keepdims=True)

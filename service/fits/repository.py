@@ -185,7 +185,9 @@ class Fits(Repository):
         """End an attempt; if it is not running, change nothing and return None."""
         ended = update(fits).where(self._running(id, attempt))
         announce(self.session, FITS_DONE)
-        return self._fit(ended.values(status=status, finished_at=now(), **facts).returning(*fits.c))
+        code = (facts.get("error") or {}).get("code")
+        values = {"status": status, "finished_at": now(), "error_code": code, **facts}
+        return self._fit(ended.values(values).returning(*fits.c))
 
     def hand_back(self, id: str, attempt: int) -> bool:
         """Requeue a fit without counting this attempt."""
@@ -260,10 +262,9 @@ class Fits(Repository):
 
     def failures(self) -> dict[str, int]:
         """Return the number of failed fits by error code."""
-        failed = fits.c.status == FitStatus.FAILED
-        codes = select(fits.c.error["code"].as_string().label("code")).where(failed).subquery()
-        chosen = select(codes.c.code, func.count().label("fits")).group_by(codes.c.code)
-        return {row.code: row.fits for row in self.session.execute(chosen)}
+        code = fits.c.error_code
+        chosen = select(code, func.count()).where(code.is_not(None)).group_by(code)
+        return dict(self.session.execute(chosen).tuples().all())
 
     @staticmethod
     def _running(id: str, attempt: int) -> ColumnElement[bool]:

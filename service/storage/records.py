@@ -188,6 +188,7 @@ class Fit:
     versions: list[int]
     recommendation: dict[str, Any] | None
     error: dict[str, str] | None
+    error_code: str | None
     worker: str | None
     created_by: str
     created_at: float

@@ -226,6 +226,7 @@ fits = Table(
     Column("versions", JSON, nullable=False),
     Column("recommendation", JSON),  # the recommended one of several versions, and the reason
     Column("error", JSON),
+    Column("error_code", String(64)),  # that of the error, which may be long, for the metrics
     Column("worker", String(80)),
     Column("created_by", String(200), nullable=False),
     Column("created_at", Float, nullable=False),
@@ -238,6 +239,7 @@ fits = Table(
     Index(None, "workspace", "calibrator_name", "status", "created_at"),
     Index(None, "workspace", "started_at"),
     Index(None, "status", "queue", "started_at", "finished_at"),  # for the metrics
+    Index(None, "error_code"),
     Index(None, "dataset", "status"),
     Index(None, "evaluation", "status"),
 )

@@ -147,3 +147,17 @@ def test_no_map_of_impossible_parameters(wrong: dict[str, Any]) -> None:
     assert archive.load(archive.dump(FeatureClippingMap(**right))).threshold == 1
     with pytest.raises(ParameterError):
         FeatureClippingMap(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("largest", [1e100, 1.7e308])
+@pytest.mark.parametrize("rows", [7, 300])
+def test_an_extreme_feature_does_not_break_the_fit(rows: int, largest: float) -> None:
+    """It used to raise "math domain error": the temperature of logits of 1e308 overflowed."""
+    rng = np.random.default_rng(0)
+    h, w = rng.normal(size=(rows, 5)), rng.normal(size=(2, 5))
+    z = h @ w.T
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    y[:2] = [1 - z[0].argmax(), z[1].argmax()]
+    h[0, 0] = largest
+    fitted = FeatureClipping().fit(CalibrationSet(z, y, features=h, head=(w, None)))
+    assert np.isfinite(fitted.apply(z, features=h)).all()
