@@ -33,6 +33,7 @@ from service.errors import BlobMissing, Damaged
 from service.fits import routes as fits
 from service.fits.service import FitWatcher
 from service.http import openapi
+from service.http.body_kinds import BodyKind, body_kind, media_type
 from service.http.metrics import Metrics
 from service.http.middleware.auth import Guard
 from service.http.middleware.body_limits import BodyGuard
@@ -68,9 +69,7 @@ MIN_PAUSE = 0.05  # between refreshes, so that a burst of alias moves causes onl
 MAX_FORM_BYTES = 1 << 16
 MAX_SMALL_JSON_BYTES = 1 << 21  # bodies without arrays or maps; statistics take up to a megabyte
 MAX_PASTED_BYTES = 1 << 18  # a row of 30,000 classes
-TEXT_TYPES = tuple(
-    name.encode() for one in all_codecs().values() if one.is_text for name in one.media_types
-)
+TEXT_TYPES = {name for one in all_codecs().values() if one.is_text for name in one.media_types}
 ROUTERS = (
     datasets,
     fits,
@@ -117,7 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, refuse_as_page)
     app.add_middleware(predict.Shortcut, route=predicting)
     app.add_middleware(ThreadLimits)
-    app.add_middleware(BodyMemory, memory=parts.call_memory, text_types=TEXT_TYPES)
+    app.add_middleware(BodyMemory, memory=parts.call_memory)
     app.add_middleware(
         BodyGuard,
         limit_of=_body_limit(settings),
@@ -283,22 +282,17 @@ def _body_limit(settings: Settings) -> Callable[[Scope], int]:
         path: str = scope["path"]
         if is_page(path):  # pages take small forms; large bodies go to the API
             return MAX_PASTED_BYTES if path.endswith("/try") else MAX_FORM_BYTES
-        if path.endswith(("/predict", "/infer")):
-            return settings.max_predict_bytes
-        if "/parts/" in path and scope["method"] == "PUT":
-            return settings.max_part_bytes
-        takes_arrays = path == "/v1/datasets" or path.endswith("/fits")
-        if takes_arrays and not _is_text(scope):
-            return settings.max_upload_bytes
-        if takes_arrays or path.endswith("/versions"):
-            return settings.max_json_bytes
+        match body_kind(scope):
+            case BodyKind.VALUES:
+                return settings.max_predict_bytes
+            case BodyKind.PART:
+                return settings.max_part_bytes
+            case BodyKind.VERSION:
+                return settings.max_json_bytes
+            case BodyKind.DATASET | BodyKind.FIT if media_type(scope) in TEXT_TYPES:
+                return settings.max_json_bytes
+            case BodyKind.DATASET | BodyKind.FIT:
+                return settings.max_upload_bytes
         return min(settings.max_json_bytes, MAX_SMALL_JSON_BYTES)
 
     return limit
-
-
-def _is_text(scope: Scope) -> bool:
-    return any(
-        name == b"content-type" and value.partition(b";")[0].strip().lower() in TEXT_TYPES
-        for name, value in scope["headers"]
-    )

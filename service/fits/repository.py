@@ -264,7 +264,7 @@ class Fits(Repository):
         """Return the number of failed fits by error code."""
         code = fits.c.error_code
         chosen = select(code, func.count()).where(code.is_not(None)).group_by(code)
-        return dict(self.session.execute(chosen).tuples().all())
+        return {row[0]: row[1] for row in self.session.execute(chosen)}
 
     @staticmethod
     def _running(id: str, attempt: int) -> ColumnElement[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.concurrency.memory_budget import CallHold, CallMemory
 from service.errors import TooMany
+from service.http.body_kinds import BodyKind, body_kind, media_type
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of
 
@@ -17,9 +17,7 @@ from service.http.middleware.fair_turns import owner_of
 FREE_BYTES = 1 << 16
 COPIES = 5  # the pieces of a body, the joined body, the decoded arrays and intermediate results
 HOLD = "memory_hold"
-# bodies that are streamed to disk; text bodies of fits are read into memory
-UPLOADS = re.compile(r"POST /v1/datasets|PUT /v1/datasets/[^/]+/parts/\d+")
-FITS = "/fits"
+JSON = "application/json"
 
 T = TypeVar("T")
 
@@ -32,14 +30,13 @@ class BodyMemory:
     Routes whose bodies or responses need more memory call ``hold_unpacked`` and ``read_body``.
     """
 
-    def __init__(self, app: ASGIApp, memory: CallMemory, text_types: tuple[bytes, ...]) -> None:
+    def __init__(self, app: ASGIApp, memory: CallMemory) -> None:
         self.app = app
         self._memory = memory
-        self._text_types = text_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app with a ``receive`` that counts bytes and raises TooMany beyond the budget."""
-        if scope["type"] != "http" or _is_streamed(scope, self._text_types):
+        if scope["type"] != "http" or is_streamed(scope):
             await self.app(scope, receive, send)
             return
         hold = scope[HOLD] = CallHold(self._memory, owner_of(scope))
@@ -97,15 +94,12 @@ def _counting_send(hold: CallHold, scope: Scope, receive: Receive, send: Send) -
     return counting_send
 
 
-def _is_streamed(scope: Scope, text_types: tuple[bytes, ...]) -> bool:
+def is_streamed(scope: Scope) -> bool:
     """Return whether a request's body is streamed to disk."""
-    path = scope["path"]
-    if UPLOADS.fullmatch(f"{scope['method']} {path}"):
-        return True
-    if not path.endswith(FITS):
-        return False
-    kinds = (value for name, value in scope["headers"] if name == b"content-type")
-    return not next(kinds, b"").strip().lower().startswith(text_types)
+    kind = body_kind(scope)
+    if kind is BodyKind.FIT:
+        return media_type(scope) != JSON
+    return kind in (BodyKind.DATASET, BodyKind.PART)
 
 
 def _stated_length(scope: Scope) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Hashable
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 TURN = "turn"
 ADDRESS = "address "
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 # answered from memory faster than a turn is granted, the last two once a second from a probe
 UNTIMED = frozenset({"/healthz", "/v2/health/live", "/readyz", "/v2/health/ready"})
 
@@ -37,14 +37,26 @@ class RoundRobin(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, deque[T]]] = {}
+        self._groups: dict[str, dict[str, OrderedDict[T, None]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def add(self, owner: str, item: T) -> None:
         """Add an item at the end of its owner's queue."""
-        self._groups.setdefault(group_of(owner), {}).setdefault(owner, deque()).append(item)
+        owners = self._groups.setdefault(group_of(owner), {})
+        owners.setdefault(owner, OrderedDict())[item] = None
+
+    def remove(self, owner: str, item: T) -> None:
+        """Remove an item, if it is still waiting."""
+        group = group_of(owner)
+        owners = self._groups.get(group, {})
+        items = owners.get(owner, OrderedDict())
+        items.pop(item, None)
+        if owner in owners and not items:
+            del owners[owner]
+        if group in self._groups and not owners:
+            del self._groups[group]
 
     def pop(self, group: str | None = None) -> T:
         """Return the next item, of the given group or of the one whose turn it is."""
@@ -57,7 +69,7 @@ class RoundRobin(Generic[T]):
         owners = self._groups.pop(group)
         owner = next(iter(owners))
         items = owners.pop(owner)
-        item = items.popleft()
+        item, _ = items.popitem(last=False)
         if items:
             owners[owner] = items
         if owners:
@@ -66,10 +78,6 @@ class RoundRobin(Generic[T]):
 
     def __contains__(self, group: str) -> bool:
         return group in self._groups
-
-
-def ignore(_: object) -> None:
-    """Do nothing."""
 
 
 class Turns:
@@ -82,25 +90,30 @@ class Turns:
     def __init__(self) -> None:
         self.number = 0
         self._running: set[str] = set()
-        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
+        self._waiting: RoundRobin[asyncio.Future[bool]] = RoundRobin()
 
-    async def take(
-        self, owner: str, on_wait: Callable[[asyncio.Future[None]], None] = ignore
-    ) -> None:
-        """Wait for a turn in which no other request of the owner runs.
+    async def take(self, owner: str) -> None:
+        """Wait for a turn in which no other request of the owner runs."""
+        if (mine := self.place(owner)) is not None:
+            await mine
 
-        ``on_wait`` receives the future that is waited for; an exception set on it ends the wait.
-        """
+    def place(self, owner: str) -> asyncio.Future[bool] | None:
+        """Return a future that becomes True in the owner's turn; None if the turn is now."""
         group, loop = group_of(owner), asyncio.get_running_loop()
         if group not in self._running:
             if not self._running:
                 loop.call_soon(self._begin_next)
             self._running.add(group)
-            return
+            return None
         mine = loop.create_future()
-        on_wait(mine)
         self._waiting.add(owner, mine)
-        await mine
+        return mine
+
+    def leave(self, owner: str, place: asyncio.Future[bool]) -> None:
+        """Give up a place: its future becomes False."""
+        self._waiting.remove(owner, place)
+        if not place.done():
+            place.set_result(False)
 
     def _begin_next(self) -> None:
         """Begin a turn: wake one waiting request of each group."""
@@ -116,7 +129,7 @@ class Turns:
         while group in self._waiting:
             request = self._waiting.pop(group)
             if not request.done():  # else the client has left
-                request.set_result(None)
+                request.set_result(True)
                 return True
         return False
 
@@ -128,13 +141,13 @@ class ClientLeft(Exception):
 class Turn:
     """The turn of one request among the requests of its caller."""
 
-    __slots__ = ("_number", "_turns", "_waiting", "owner")
+    __slots__ = ("_number", "_place", "_turns", "owner")
 
     def __init__(self, turns: Turns, owner: str) -> None:
         self._turns = turns
         self.owner = owner
         self._number = -1
-        self._waiting: asyncio.Future[None] | None = None
+        self._place: asyncio.Future[bool] | None = None
 
     async def take(self) -> None:
         """Wait for a turn, unless the request already has the current one.
@@ -144,17 +157,20 @@ class Turn:
         """
         if self._number == self._turns.number:
             return
-        is_first = self._number < 0
-        await self._turns.take(self.owner, self._wait_for if is_first else ignore)
+        place = self._turns.place(self.owner)
+        if place is not None:
+            if self._number < 0:
+                self._place = place
+            has_turn = await place
+            self._place = None
+            if not has_turn:
+                raise ClientLeft
         self._number = self._turns.number
 
     def leave(self) -> None:
         """End the wait for the first turn: the client has left."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(ClientLeft())
-
-    def _wait_for(self, turn: asyncio.Future[None]) -> None:
-        self._waiting = turn
+        if self._place is not None:
+            self._turns.leave(self.owner, self._place)
 
 
 async def take_turn(scope: Scope) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import ServiceError, TooMany
+from service.http.body_kinds import BodyKind, body_kind
 from service.http.middleware.body_limits import refuse
 from service.http.middleware.fair_turns import owner_of, take_turn
 
@@ -21,15 +21,6 @@ from service.http.middleware.fair_turns import owner_of, take_turn
 MAX_RUNNING = 4
 # how many of them all requests without a key may use together, whatever addresses they come from
 MAX_RUNNING_WITHOUT_KEY = 8
-# these routes respond from memory or receive long bodies, and have their own executors
-OWN_EXECUTORS = re.compile(
-    r"(?:GET|HEAD|POST) /v1/calibrators/[^/@]+@[^/@]+/predict"
-    r"|POST /v2/models/[^/]+(?:/versions/[^/]+)?/infer"
-    r"|POST /v1/datasets"
-    r"|PUT /v1/datasets/[^/]+/parts/\d+"
-    r"|POST /v1/calibrators/[^/]+/fits"
-    r"|POST /v1/runs/[^/]+/steps/[^/]+/stats"
-)
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 SLOT = "slot"
 # all keys of a workspace together may have this many times as many requests and waits as one key
@@ -216,10 +207,10 @@ def _caller_of(scope: Scope) -> str:
 
 
 def _uses_threads(scope: Scope) -> bool:
-    method, path = scope["method"], scope["path"]
-    if method in ("GET", "HEAD") and "principal" not in scope:
+    if scope["method"] in ("GET", "HEAD") and "principal" not in scope:
         return False
-    return not OWN_EXECUTORS.fullmatch(f"{method} {path}")
+    # the others respond from memory or receive long bodies, and have executors of their own
+    return body_kind(scope) in (None, BodyKind.VERSION)
 
 
 @asynccontextmanager

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from helpers.live_service import Local, wait_until
 
-from service.http.middleware.fair_turns import Turns, ignore
+from service.http.middleware.auth import Guard
+from service.http.middleware.fair_turns import ClientLeft, Turn, Turns
 from service.http.server.connections import MAX_HEAD_BYTES, MAX_HEAD_BYTES_OF_ONE, Connections
 from service.http.server.listener import SERVED_AT_ONCE, ConnectionListener
 
@@ -107,16 +111,16 @@ def test_requests_of_reset_connections_do_not_wait_for_a_turn(
     local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They used to wait as tasks that nothing counted: 1.7 GB after 45 s of 4,000 per second."""
-    waiting: list[asyncio.Future[None]] = []
+    waiting: list[asyncio.Future[bool]] = []
 
-    async def take(self: Turns, owner: str, on_wait: Any = ignore) -> None:
+    def place(self: Turns, owner: str) -> asyncio.Future[bool]:
         waiting.append(asyncio.get_running_loop().create_future())
-        on_wait(waiting[-1])
-        await waiting[-1]
+        self._waiting.add(owner, waiting[-1])
+        return waiting[-1]
 
     address = (local.base_url.host, local.base_url.port)
     with monkeypatch.context() as patch:
-        patch.setattr(Turns, "take", take)  # a queue that does not advance
+        patch.setattr(Turns, "place", place)  # a queue that does not advance
         lines = [socket.create_connection(address) for _ in range(50)]
         for line in lines:
             line.sendall(b"GET /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -124,7 +128,49 @@ def test_requests_of_reset_connections_do_not_wait_for_a_turn(
         for line in lines:
             reset(line)
         wait_until(lambda: all(one.done() for one in waiting))
+        guard = find_guard(local.app)
+        assert not guard._turns._waiting
     assert local.get("/v1/runs").status_code == 200
+
+
+def find_guard(app: Any) -> Guard:
+    """Return the guard among the middleware of an app."""
+    layer = app.middleware_stack
+    while not isinstance(layer, Guard):
+        layer = layer.app
+    return layer
+
+
+def test_requests_that_left_keep_nothing_behind_those_that_wait() -> None:
+    """Their heads used to stay in memory until all that wait at another address had a turn."""
+    heads: WeakSet[Head] = WeakSet()
+
+    async def request(turns: Turns, owner: str, turn: Turn) -> None:
+        head = Head()
+        heads.add(head)
+        with suppress(ClientLeft):
+            await turn.take()
+
+    async def run() -> None:
+        turns = Turns()
+        live = [Turn(turns, "address 1") for _ in range(300)]
+        dead = [Turn(turns, "address 2") for _ in range(200)]
+        tasks = [asyncio.create_task(request(turns, one.owner, one)) for one in (*live, *dead)]
+        await asyncio.sleep(0)
+        for one in dead:
+            one.leave()
+        await asyncio.gather(*tasks[300:])
+        gc.collect()
+        assert len(heads) <= 300
+        assert len(turns._waiting._groups["address "]) == 1
+        await asyncio.gather(*tasks)
+        assert not turns._waiting
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+class Head:
+    """Something that a waiting request keeps in memory."""
 
 
 def test_addresses_take_turns_when_connections_arrive_faster_than_they_are_served() -> None:
