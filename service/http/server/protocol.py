@@ -180,6 +180,8 @@ class HttpProtocol(TurnReader):
             self._refuse(refusals.too_large())
         elif self._in_head:
             self._wait_for_head()
+        elif not (self._made_progress or self.is_answering or self._clock):
+            self._start_clock()  # empty lines: uvicorn has ended its own clock
 
     def _read_leftover(self) -> None:
         """Read the rest of a body, slowly and with a deadline; the response was already sent."""

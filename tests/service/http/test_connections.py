@@ -17,6 +17,7 @@ from service.http.middleware.auth import Guard
 from service.http.middleware.fair_turns import ClientLeft, Turn, Turns
 from service.http.server.connections import MAX_HEAD_BYTES, MAX_HEAD_BYTES_OF_ONE, Connections
 from service.http.server.listener import SERVED_AT_ONCE, ConnectionListener
+from service.http.server.protocol import HttpProtocol
 
 
 class Line:
@@ -214,3 +215,15 @@ class Recorder(asyncio.Protocol):
 
     def eof_received(self) -> None:
         pass
+
+
+def test_empty_lines_after_a_response_do_not_keep_a_connection_open(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.3)
+    with socket.create_connection((local.base_url.host, local.base_url.port), timeout=5) as line:
+        line.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
+        line.sendall(b"\r\n")
+        while line.recv(4096):
+            pass
