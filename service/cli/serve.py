@@ -70,6 +70,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> None:
         )
     )
     server.greeting = welcome(settings, port)
+    server.most_of_one_address = settings.max_connections_per_address
     server.end_waiting = app.state.parts.end_waiting
     server.run(sockets=[listener])
     # at exit the interpreter waits for busy threads, such as one that checks a large upload
@@ -82,6 +83,7 @@ class _Server(uvicorn.Server):
     """A server that greets when it is ready, and shuts down cleanly on repeated signals."""
 
     greeting: str
+    most_of_one_address: int
     end_waiting: Callable[[], None]
     _listeners: tuple[ConnectionListener, ...] | list[ConnectionListener] = ()
 
@@ -89,7 +91,8 @@ class _Server(uvicorn.Server):
         await super().startup([])
         if self.started:
             self._listeners = [
-                ConnectionListener(one, self._make_protocol) for one in sockets or []
+                ConnectionListener(one, self._make_protocol, self.most_of_one_address)
+                for one in sockets or []
             ]
             _reduce_garbage_collection()
             say(self.greeting)

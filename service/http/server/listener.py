@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = 256
 # accepted connections that are handed to protocols in one pass, which takes about 2 ms
 SERVED_AT_ONCE = 16
-MAX_WAITING = 1024  # of one address; further ones are closed
+MAX_WAITING = 8192  # of all addresses; further ones stay in the queue of the operating system
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
 # bytes that follow a head in the same read are held until the request's turn comes
@@ -85,8 +85,14 @@ class ConnectionListener:
     created, addresses take turns, and connections that have been reset meanwhile are closed.
     """
 
-    def __init__(self, listening: socket.socket, make_protocol: Callable[[], HttpProtocol]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        make_protocol: Callable[[], HttpProtocol],
+        most_of_one_address: int = 1024,
+    ) -> None:
         self._listening = listening
+        self._most_of_one_address = most_of_one_address
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -103,7 +109,7 @@ class ConnectionListener:
             self._waiting.pop().close()
 
     def _accept(self) -> None:
-        for _ in range(MAX_AT_ONCE):
+        for _ in range(min(MAX_AT_ONCE, MAX_WAITING - self._waiting_of.total())):
             try:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -116,7 +122,7 @@ class ConnectionListener:
             self._wait(connection, ADDRESS + network_of(address[0] if address else "unknown"))
 
     def _wait(self, connection: socket.socket, address: str) -> None:
-        if self._waiting_of[address] >= MAX_WAITING:
+        if self._waiting_of[address] >= self._most_of_one_address:
             connection.close()
             return
         self._waiting_of[address] += 1
