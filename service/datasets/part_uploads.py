@@ -203,18 +203,22 @@ class PartUploads:
     def _withdraw(self, key: str, path: Path, is_named: Callable[[Store], bool]) -> None:
         """Delete the bytes of a write that failed, unless a row names them.
 
-        No quota counts bytes without a row. Another request may have written the same bytes and its
-        row in the meantime, so they are restored if a row names them, or may name them because the
-        database cannot be read.
+        No quota counts bytes without a row. Another request may write the same bytes and its row at
+        the same time, so they are restored if a row names them after all. If the database cannot be
+        read, a row may name them.
         """
-        self._blobs.delete(key)
-        try:
-            with self._database.read() as store:
-                must_exist = is_named(store)
-        except TRANSIENT:
-            must_exist = True
-        if must_exist:
-            self._blobs.put(key, path)
+
+        def may_be_named() -> bool:
+            try:
+                with self._database.read() as store:
+                    return is_named(store)
+            except TRANSIENT:
+                return True
+
+        if not may_be_named():
+            self._blobs.delete(key)
+            if may_be_named():
+                self._blobs.put(key, path)
 
     @staticmethod
     def _is_of(store: Store, principal: Principal, id: str, body: SpooledBody) -> bool:
