@@ -15,7 +15,7 @@ from calibrators.losses.focal import powered
 
 
 class AdaFocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, with p of the label.
+    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, for the label's p.
 
     A sample gets the gamma of the bin of ``state`` that contains its p; neither the bin nor gamma
     carries a gradient. Set ``state`` after each validation pass. It is part of ``state_dict``, so

@@ -43,7 +43,7 @@ class Auto(Calibrator):
     scaling with the prior ``log T ~ N(0, 0.5^2)``.
 
     With ``allow_class_change``, the methods that may change the predicted class compete with
-    ``additive``; with ``candidates``, the named methods do. They are compared by their NLL in a
+    ``additive``; with ``candidates``, the named methods compete. All are compared by their NLL in a
     stratified cross-validation with ``folds`` folds. A method must beat ``additive`` by two
     standard errors of the paired difference, which are widened because the folds share rows; the
     best of these methods wins. The winner is fitted on all rows, and its map is returned. Its

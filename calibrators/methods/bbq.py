@@ -50,8 +50,8 @@ class Bbq(TopLabelCalibrator):
 
     The result is a step function that need not be monotonic. The other classes share the rest in
     their old proportions, and the predicted class keeps the largest probability. The method is
-    included for comparison with the tables of papers: public comparisons rank it near the bottom,
-    and `isotonic` and `additive` are better choices.
+    included for comparison with published tables: public comparisons rank it near the bottom, and
+    `isotonic` and `additive` are better choices.
 
     Rows with a single finite logit are left out, as they are certain under any map.
 

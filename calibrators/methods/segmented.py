@@ -65,7 +65,7 @@ class SegmentedMap(CalibrationMap):
         if self.temperatures.shape != (len(self.segments),):
             raise ParameterError(
                 "bad_parameter",
-                f"temperatures must hold one number for each of {len(self.segments)} segments, "
+                f"temperatures must contain one number for each of {len(self.segments)} segments, "
                 f"got shape {self.temperatures.shape}",
             )
         names = sorted(set(self.segments))
@@ -150,11 +150,11 @@ class Segmented(Calibrator):
     BoundarySolution warning.
 
     Why marginal likelihood: on simulated data with known truth, it finds tau even from segments of
-    5 rows. There, the moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and
-    Mandel 1982) underestimate tau, and the moments of their slopes overestimate it. With more rows
-    per segment, the estimates differ little (docs/how-to/segments.md). Why only a temperature and
-    no bias: a few dozen rows support only one parameter, and a temperature keeps the order of the
-    classes.
+    5 rows. On such segments, the moments of the segments' own estimates (DerSimonian and Laird
+    1986; Paule and Mandel 1982) underestimate tau, and the moments of their slopes overestimate it.
+    With more rows per segment, the estimates differ little (docs/how-to/segments.md). Why only a
+    temperature and no bias: a few dozen rows support only one parameter, and a temperature keeps
+    the order of the classes.
 
     If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
     ``base`` if it takes one.
@@ -236,7 +236,7 @@ class Segmented(Calibrator):
 def _warn_of_bounds(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn about segments at a bound, and large ones that would be at a bound without shrinkage.
+    """Warn about segments at a bound, and large ones that only shrinkage keeps from a bound.
 
     A single segment whose logits have a different scale can hold all others at the base's
     temperature.
@@ -254,7 +254,8 @@ def _warn_of_bounds(
             BoundarySolution,
             f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
             f"or 16 times the base's: {_first(ended)}; choose a base that scales the logits "
-            "first or, if it does, rescale these segments' logits to match the others",
+            "first or, if the base already does so, rescale the logits of these segments to match "
+            "the others",
         )
 
 
