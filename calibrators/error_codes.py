@@ -329,7 +329,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     "too_much_memory": ErrorCode(413, "The fit would need more memory than a worker may use.", "use fewer rows, or another method: methods with a K x K matrix need the most", page="Fit on fewer rows (a few thousand are enough for most methods), or with fewer methods."),
     "took_too_long": ErrorCode(503, "A task exceeded its time limit, or its process died."),
     "torch_missing": ErrorCode(None, "A fit on this device needs torch.", page="Ask the operator of the worker to install torch, or to run it with `--device cpu`."),
-    "trailing_bytes": ErrorCode(400, "There are extra bytes after the end.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
+    "trailing_bytes": ErrorCode(400, "There are extra bytes after the end of the data.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
     "truncated_body": ErrorCode(400, "The body ends too early.", page="Save the file again, for example with np.savez('data.npz', logits=logits, labels=labels), and make sure that the copy is complete."),
     "two_datasets": ErrorCode(422, "The fit both names a dataset and contains one."),
     "two_judges": ErrorCode(422, "The fit has both `held_out` and an evaluation dataset.", "pass either held_out= or evaluation="),

@@ -88,7 +88,7 @@ class Loss(torch.nn.Module):
 
     @property
     def learns(self) -> bool:
-        """True in training mode; losses with a memory only record training batches."""
+        """True in training mode; losses with a memory record only training batches."""
         return self.training and torch.is_grad_enabled()
 
     @property
