@@ -16,9 +16,10 @@ Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_m
 def indicate(name: Indicator, logits: Floats, temperature: float) -> Floats:
     """Return an indicator of ``logits / temperature`` in float64.
 
-    Its shape is (n, 1), or (n, k) for "all_logits". It is finite for every row that has a softmax.
-    A row with a single finite logit has margin 0, as its probability is 1 at any temperature. Means
-    are taken over finite logits, and -inf is treated as the row's smallest finite logit.
+    The result has shape (n, 1), or (n, k) for "all_logits", and is finite for every row that has a
+    softmax. A row with a single finite logit has margin 0, as its probability is 1 at any
+    temperature. Means are taken over finite logits, and -inf is treated as the row's smallest
+    finite logit.
 
     >>> indicate("margin", np.array([[3.0, 1.0, 0.0]]), 2.0).tolist()
     [[1.0]]

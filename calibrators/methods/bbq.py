@@ -39,9 +39,9 @@ class Bbq(TopLabelCalibrator):
     of bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3), there is a candidate histogram whose
     bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be its
     midpoint on the scale of confidence, N = ``prior_rows``, ``a = p N/B`` and ``b = (1 - p) N/B``.
-    Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior. The
-    candidates are averaged with weights proportional to their marginal likelihood, where G is the
-    gamma function:
+    The value of the bin is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior.
+    The candidates are averaged with weights proportional to their marginal likelihood, where G is
+    the gamma function:
 
     ``prod over bins of  G(N/B) / G(n + N/B) * G(m + a) / G(a) * G(n - m + b) / G(b)``.
 

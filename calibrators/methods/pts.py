@@ -121,7 +121,7 @@ class ParametrizedTemperature(AfterTemperature):
     most 86 parameters, until a step lowers the objective by less than the fraction ``tolerance``.
 
     Choices made here: the inputs are gaps instead of the logits themselves, because only
-    differences between logits matter. They are divided by the exact temperature of temperature
+    differences between logits matter. The gaps are divided by the exact temperature of temperature
     scaling, so their scale does not matter either. The output is log T, clipped to |log T| <= 3,
     while the paper uses the absolute value. The network starts at T = 1. To avoid overfitting on
     few rows, the objective includes a penalty of ``decay / n`` times the squared distance of the

@@ -138,12 +138,12 @@ class Segmented(Calibrator):
     ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``.
 
     This is the maximum a posteriori estimate under log T_g ~ N(0, tau^2). tau measures how much the
-    segments differ. It is estimated from all of them together (empirical Bayes): it maximises their
-    marginal likelihood, by Laplace's approximation, among 0 and 1, 1/2, ..., 1/64, and then near
-    the best of these values. A segment with few rows therefore stays close to ``base``, and one
-    with many rows follows its own data. Without evidence that segments differ, tau is 0 and all T_g
-    are 1. tau is at most 1, and T_g lies between 1/16 and 16, with a BoundarySolution warning if it
-    ends at a bound. Each T_g is found by Newton's method within a bracket.
+    segments differ. tau is estimated from all segments together (empirical Bayes): it maximises
+    their marginal likelihood, by Laplace's approximation, among 0 and 1, 1/2, ..., 1/64, and then
+    near the best of these values. A segment with few rows therefore stays close to ``base``, and
+    one with many rows follows its own data. Without evidence that segments differ, tau is 0 and all
+    T_g are 1. tau is at most 1, and T_g lies between 1/16 and 16, with a BoundarySolution warning
+    if it ends at a bound. Each T_g is found by Newton's method within a bracket.
 
     With ``shrinkage="none"``, which is meant for comparison, the T_g of every segment is fitted on
     its own rows alone. If there is no optimum between 1/16 and 16, T_g is 1, with a

@@ -31,8 +31,8 @@ class ChanceTest:
     classes of the frequency among predictions times the frequency among labels. In 99 % of all
     permutations, the accuracy is at least ``accuracy_limit``. ``reordered_accuracy`` is the
     accuracy after reordering the columns; the order is fitted to every second row and judged on the
-    others. It is None unless it is far better, overall or for the classes in ``reordered_classes``,
-    which is empty if the gain is overall.
+    others. It is None unless the gain is large, overall or for the classes in
+    ``reordered_classes``, which is empty if the gain is overall.
     """
 
     rows: int
