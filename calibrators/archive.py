@@ -179,7 +179,7 @@ def _hash_ok(body: memoryview, digest: bytes) -> bool:
 def _parse(text: bytes) -> dict[str, Any] | None:
     """Return the parsed header, or None if it is invalid.
 
-    A matching hash does not prove that calibrd wrote it, so it is checked in full.
+    A matching hash does not prove that calibrd wrote the header, so every field is checked.
     """
     try:
         header = json.loads(text)

@@ -31,7 +31,7 @@ def as_floats(values: ArrayLike, name: str) -> Floats:
             "bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {array.shape}"
         )
     if array.shape[0] == 0:
-        raise DataError("empty", f"{name} must hold at least one row, got shape {array.shape}")
+        raise DataError("empty", f"{name} must have at least one row, got shape {array.shape}")
     if array.shape[1] == 0:
         raise DataError("too_few_classes", f"{name} must have at least 2 classes, got none")
     if array.dtype.kind not in "fiu":
@@ -49,7 +49,7 @@ def _refuse_masked(array: NDArray[Any], name: str) -> None:
 
 
 def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
-    """Return labels as class indices (n,); raise unless every row has a valid one."""
+    """Return labels as class indices (n,); raise unless every row has a valid label."""
     try:
         array = np.asanyarray(labels)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -85,7 +85,7 @@ def as_labels(labels: ArrayLike, *, rows: int, classes: int) -> Labels:
 
 
 def _remedy(labels: NDArray[Any]) -> str:
-    """Return advice on converting labels to integers; empty if there is no obvious way."""
+    """Return advice on converting labels to integers; empty if no conversion is obvious."""
     if labels.dtype.kind in "UOST":
         return ": for class names, pass np.searchsorted(model.classes_, labels)"
     if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
@@ -108,7 +108,7 @@ def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """Raise a DataError with the number of invalid rows and the first one, if there are any."""
+    """If any rows are invalid, raise a DataError with their number and the first index."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)

@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Pauses that double up to ``longest``, each shortened by a random fraction up to ``jitter``.
+    """Pauses that double up to ``longest``, each shortened by a random share of up to ``jitter``.
 
     >>> backoff = Backoff(first=1.0, longest=3.0, jitter=0.0)
     >>> backoff.pause(), backoff.pause(), backoff.pause(), backoff.is_first

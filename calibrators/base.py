@@ -58,12 +58,11 @@ class CalibrationMap(ABC):
     ``k`` is the number of classes and ``kind`` the kind of input that the map was fitted on; other
     input is rejected. ``fit_info`` is plain JSON that describes the fit, including its warnings.
     ``keeps_class`` is True if calibration never changes the predicted class, and None if this
-    depends on the individual map. ``has_segments`` says whether the map takes segments,
-    ``has_features`` whether it needs features, and ``has_interval`` whether it has a credible band.
+    depends on the individual map. ``has_segments`` is True if the map takes segments,
+    ``has_features`` if it needs features, and ``has_interval`` if it has a credible band.
     ``complexity`` ranks methods by the size of their maps: if two methods tie, the less complex one
-    is recommended. ``floor``, ``rounding``, ``ratio`` and ``kept`` define what replaces a
-    probability of zero (see calibrators.rounding.Zeros), which cannot be inferred from a single
-    row.
+    is recommended. ``floor``, ``rounding``, ``ratio`` and ``kept`` define the replacement for a
+    probability of zero (see calibrators.rounding.Zeros); a single row is not enough to infer it.
     """
 
     method: ClassVar[str]
@@ -372,7 +371,7 @@ class Calibrator(ABC):
     cost: ClassVar[str]
     needs_segments: ClassVar[bool] = False
     for_comparison: ClassVar[bool] = False
-    """True for methods that only reproduce a paper: `auto` tries them only if named explicitly."""
+    """True for methods that only reproduce a paper: `auto` tries them only on request."""
     needs_features: ClassVar[bool] = False
     needs_head: ClassVar[bool] = False
     copies: ClassVar[float] = 0.25

@@ -1,7 +1,7 @@
 """Estimate the probabilities missing from lists that were truncated to their top classes.
 
 Services often return only the five most probable of many classes, divided by their sum, and a
-probability of zero for all others. The labels show how often one of these others is correct.
+probability of zero for all others. The labels show how often one of these other classes is correct.
 """
 
 from __future__ import annotations

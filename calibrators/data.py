@@ -76,7 +76,7 @@ class Clipped(NamedTuple):
         if self.zeros.rounding:
             parts.append(
                 f"all probabilities are multiples of {self.zeros.rounding:g}, so they are treated "
-                "as rounded, even if they are vote shares, as from a random forest"
+                "as rounded, even if they are vote shares, for example from a random forest"
             )
         if self.zeros.ratio:
             kept = self.zeros.kept
@@ -96,7 +96,7 @@ class CalibrationSet:
     Logits are float32 or float64; float16 and integers are widened. The logits of a binary model
     may be a single column, (n,) or (n, 1): the logit of class 1, stored as the two columns
     ``[0, logit]``. Use ``from_probabilities`` for probabilities; the kind is never guessed. Logits
-    may be ``-inf``, except for the row's label. They are shared, not copied, and never modified.
+    may be ``-inf``, except at the row's label. They are shared, not copied, and never modified.
     ``segments`` (n,), if given, names the segment of each row. ``features`` (n, d), if given, are
     the inputs to the model's last layer, and ``head`` is that layer's (weight, bias).
 
@@ -146,8 +146,8 @@ class CalibrationSet:
         """Create a set from probabilities: rows that sum to 1, or (n,) / (n, 1) for class 1.
 
         Their logarithms serve as logits. ``rounding`` is the step that the probabilities were
-        rounded to, such as 0.01, or 0 if they were not rounded. If it is None, the step is detected
-        if all values are multiples of a decimal step.
+        rounded to, such as 0.01, or 0 if they were not rounded. If it is None and all values are
+        multiples of a decimal step, that step is used.
 
         Zeros are replaced by positive values. A zero among rounded probabilities stands for a value
         below half a step (see ``calibrators.rounding.Zeros``); rounded rows need to sum to 1
@@ -238,7 +238,7 @@ class CalibrationSet:
 
     @property
     def is_surely_probabilities(self) -> bool:
-        """True if the rows of logits sum to 1, and there are too many for that to be chance."""
+        """True if the rows of logits sum to 1, and are too many for this to be chance."""
         return (
             self.n >= ROWS_TO_JUDGE and not self.is_single and self.probabilities_note is not None
         )
@@ -329,7 +329,7 @@ class CalibrationSet:
     def _stratified_places(self, seed: int) -> NDArray[np.intp]:
         """Return a position 0..n-1 for every row: class by class, shuffled within each class.
 
-        Classes are ordered by their first shuffled row, so renumbering them changes nothing.
+        Classes are ordered by their first shuffled row, so renumbering the classes changes nothing.
         """
         shuffled = np.random.default_rng(seed).permutation(self.n)
         _, first, code = np.unique(self.labels[shuffled], return_index=True, return_inverse=True)
@@ -378,7 +378,9 @@ def _check_sums(array: Floats, zeros: Zeros) -> Floats:
     off = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
     rule = "the probabilities of each row must sum to 1"
     if k > 2:
-        rule += "; if rows list only their top classes, spread the missing probability over zeros"
+        rule += (
+            "; if rows list only their top classes, spread the missing probability over the zeros"
+        )
     reject_rows(off > zeros.sum_tolerance(k, SUM_TOLERANCE), "rows_do_not_sum_to_one", rule)
     return np.asarray(off)
 
@@ -461,7 +463,7 @@ def probabilities_note(logits: Floats) -> str | None:
 
 
 def _broken_rule(logits: Floats) -> str | None:
-    """Return a phrase that says why logits, (n, k) or (n, 1), look like probabilities, or None."""
+    """Return the reason why logits, (n, k) or (n, 1), look like probabilities, or None."""
     is_single = logits.shape[1] == 1
     step = 4096
     for start in range(0, len(logits), step):

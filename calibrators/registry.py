@@ -36,7 +36,7 @@ def all_maps() -> dict[str, type[CalibrationMap]]:
 
 
 def keeps_class(method: str) -> bool | None:
-    """Return whether a method's maps keep the predicted class; None if it depends on the map.
+    """Return whether a method's maps keep the predicted class; None if this depends on the map.
 
     >>> keeps_class("temperature"), keeps_class("auto")
     (True, None)

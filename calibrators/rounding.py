@@ -74,9 +74,9 @@ class Zeros(NamedTuple):
 
         The error of a rounded entry has variance ``step^2 / 12``. Zeros have a prior mean and
         variance; half of the variance is shared by the zeros of a row, since they are smaller in
-        confident rows. Each entry becomes its mean given that the row sums to 1, clipped to the
-        values that round to it. No zero is replaced by more than half the row's smallest positive
-        value.
+        confident rows. Each entry is replaced by its mean given that the row sums to 1, clipped to
+        the values that round to it. No zero is replaced by more than half the row's smallest
+        positive value.
         """
         values = rows.astype(np.float64)
         smallest = np.where(is_zero, 1, values).min(axis=1, keepdims=True)

@@ -121,7 +121,7 @@ class SegmentCoder:
         return Segments._unchecked(tuple(names), codes)
 
     def _refuse(self, names: list[str]) -> None:
-        """Raise unless ``names``, the invalid names, is empty; the error counts all their rows."""
+        """Raise if there are invalid ``names``; the error counts all rows that have one."""
         if names:
             broken = np.isin(
                 np.frombuffer(self._codes, np.intc), [self._numbers[name] for name in names]

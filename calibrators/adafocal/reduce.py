@@ -15,7 +15,7 @@ Bools = NDArray[np.bool_]
 
 
 class RowTerms(NamedTuple):
-    """Log odds of each row's predicted class, whether it is correct, and -log p of the label."""
+    """Log odds of each row's predicted class, its correctness, and -log p of the label."""
 
     odds: Floats
     correct: Bools
@@ -25,7 +25,7 @@ class RowTerms(NamedTuple):
 def row_terms(logits: ArrayLike, labels: ArrayLike) -> RowTerms:
     """Reduce logits (n, k), or (n,) of class 1, and labels (n,) to three numbers per row.
 
-    The log odds are computed from the logits, as a probability may be rounded to 1.
+    The log odds are computed from the logits, because a probability may round to 1.
 
     >>> row_terms([[90.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0, 0]).odds.round(3).tolist()
     [89.307, 0.307]

@@ -25,7 +25,7 @@ LARGEST_GAMMA = 1e18
 
 @dataclass(frozen=True)
 class Settings:
-    """Parameters of the gamma update, which depends on confidence C and accuracy A of each bin.
+    """Parameters of the gamma update, which uses each bin's confidence C and accuracy A.
 
     The rule ``adafocal`` multiplies gamma by ``exp(rate (C - A))``, or by ``exp(-rate (C - A))`` if
     gamma is negative, and clips it to [``gamma_min``, ``gamma_max``]; a ``gamma_max`` of None or

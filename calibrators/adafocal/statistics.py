@@ -1,4 +1,4 @@
-"""Bin statistics of a validation pass, which are small and can be merged exactly in any order."""
+"""Bin statistics of a validation pass: small, and mergeable exactly in any order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LONGEST = HEAD + max(4 * EXACT_ROWS, 16 * CELLS)
 
 @dataclass(frozen=True, eq=False)
 class ExactRows:
-    """Individual rows as keys: twice the position of the log odds on the scale, plus 1 if a hit."""
+    """Individual rows as keys: twice the position on the scale of log odds, plus 1 for a hit."""
 
     keys: Keys
 
@@ -107,7 +107,7 @@ class CountedRows:
     def __post_init__(self) -> None:
         table = self.table
         if table.shape != (2, CELLS) or table.dtype != np.int64:
-            raise DataError("bad_statistics", f"cells must be (2, {CELLS}) int64 numbers")
+            raise DataError("bad_statistics", f"cells must be int64 numbers of shape (2, {CELLS})")
         if (table < 0).any() or (table[CORRECT] > table[COUNT]).any():
             raise DataError(
                 "bad_statistics", "cells are inconsistent: negative counts, or more hits than rows"
@@ -162,11 +162,11 @@ class BinStatistics:
     ``spread`` is the distribution of the rows over the log odds ``log(c / (1 - c))``, where c is
     the confidence, the probability of the predicted class; c itself lacks resolution near 1. Up to
     131,072 rows are stored individually, to a precision of 2^-20, so that equal-mass bins are
-    exact. More rows are counted in 32,768 cells, whose mean confidences are accurate to 7e-5.
-    ``sums`` holds the sums of the 15 equal-width bins of the ECE (rows, hits, and confidence in
-    units of 2^-30), the number of rows whose NLL is known, and the sum of their NLLs (each at most
-    2^14) in units of 2^-24. All numbers are integers, so statistics can be merged in any order, on
-    any number of machines, and the result is the same to the last bit.
+    exact. Beyond that, rows are counted in 32,768 cells, whose mean confidences are accurate to
+    7e-5. ``sums`` holds the sums of the 15 equal-width bins of the ECE (rows, hits, and confidence
+    in units of 2^-30), the number of rows whose NLL is known, and the sum of their NLLs (each at
+    most 2^14) in units of 2^-24. All numbers are integers, so statistics can be merged in any
+    order, on any number of machines, and the result is the same to the last bit.
 
     >>> first = BinStatistics.from_confidences([0.9, 0.6], [True, False])
     >>> second = BinStatistics.from_logits([[2.0, 0.0, -1.0]], [0])
@@ -255,7 +255,7 @@ class BinStatistics:
         if not isinstance(other, BinStatistics):
             return NotImplemented
         if self.rows + other.rows > MAX_ROWS:
-            raise DataError("too_many_rows", f"statistics must hold at most {MAX_ROWS} rows")
+            raise DataError("too_many_rows", f"statistics must contain at most {MAX_ROWS} rows")
         if self.nll_sum + other.nll_sum > MAX_NUMBER:
             raise DataError("too_many_rows", f"the sum of nll must be at most {MAX_NUMBER} * 2^-24")
         return BinStatistics(_merge(self.spread, other.spread), self.sums + other.sums)
@@ -311,7 +311,7 @@ class BinStatistics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BinStatistics:
-        """Build statistics from the output of ``to_bytes``; raise a DataError if it is damaged."""
+        """Build statistics from the bytes of ``to_bytes``; raise DataError if they are damaged."""
         plain = _inflate(data)
         sums = _numbers(plain[1:HEAD], "<i8").astype(np.int64)
         if plain[:1] == CELLED:

@@ -35,11 +35,11 @@ WIDTH = 560
 
 
 def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
-    """Draw the reliability of rows with low, middle and high margins (as in Figure 1 of SMART).
+    """Draw the reliability of rows with low, middle and high margins (Figure 1 of the SMART paper).
 
     Points are equal-mass bins; the axes of a panel begin near its lowest point. With a single
     temperature for all rows, the thirds can be miscalibrated in opposite directions, so that the
-    overall diagram looks better than any of them.
+    overall diagram looks better than any of the panels.
 
     >>> from calibrators.report.report import evaluate
     >>> chart = margin_panels(evaluate([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], draws=10))
@@ -56,8 +56,8 @@ def margin_panels(report: Report, *, thirds: Sequence[str] = THIRDS) -> Spec:
 def temperature_curve(fitted: CalibrationMap, logits: ArrayLike) -> Spec:
     """Draw the temperature of a map by margin, above the density of the margins.
 
-    The map must be a temperature-type map. ``logits`` (n, k) is its input, which consists of
-    probabilities if it was fitted on those. A band spans the temperatures of the middle 80 % of the
+    The map must be a temperature-type map. ``logits`` (n, k) is the input of the map: probabilities
+    if the map was fitted on probabilities. A band spans the temperatures of the middle 80 % of the
     rows at a margin; it has no width if the temperature depends only on the margin.
 
     >>> from calibrators.methods.temperature import TemperatureMap

@@ -157,7 +157,7 @@ def _thinned(every: str) -> list[Spec]:
 def flags(explained: Mapping[str, tuple[str, str]] = NONE) -> Spec:
     """Return the layer that marks partial and unverified steps on the axis.
 
-    ``explained`` holds the marks in the legend; if it is empty, there is no legend.
+    ``explained`` lists the marks shown in the legend; if it is empty, there is no legend.
     """
     return {
         "transform": [

@@ -53,7 +53,7 @@ def run_charts(steps: Iterable[Step]) -> dict[str, Spec]:
 
 
 def run_gammas(steps: Iterable[Step]) -> Spec:
-    """Draw the gamma of each bin over time, with the switches between focal and inverse-focal.
+    """Draw the gamma of each bin over time, with the switches between focal and inverse-focal loss.
 
     >>> chart = run_gammas([])
     >>> chart["data"]["name"], chart["title"]["text"]

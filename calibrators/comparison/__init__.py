@@ -1,1 +1,1 @@
-"""Comparison of fits on rows that all of them were judged on."""
+"""Comparison of fits on the rows that all of them were judged on."""

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"bins": 15, "draws": 1000, "level": LEVEL, "seed": 0}
 
 
 def compare(first: JudgedRows, second: JudgedRows) -> Report:
-    """Return a report on the second fit against the first, on the rows common to both.
+    """Return a report that compares the second fit with the first on the rows common to both.
 
     The first fit is the report's "before". Metrics that need the probabilities of all classes are
     left out. Raise DataError if the fits have fewer than 100 rows in common.
@@ -39,7 +39,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
         **OPTIONS,
         n=new.n,
         k=new.classes,
-        judged_on=f"{new.n:,} rows that both were judged on, by fits that had not seen them",
+        judged_on=f"{new.n:,} rows that both were judged on, by fits that had not seen these rows",
         before=_measured(old.after, found.before),
         change=change,
         verdict=decide(new.n, change),
@@ -51,7 +51,7 @@ def compare(first: JudgedRows, second: JudgedRows) -> Report:
 
 
 def common_rows(first: JudgedRows, second: JudgedRows) -> tuple[JudgedRows, JudgedRows]:
-    """Return the rows common to both; raise DataError if they are too few to compare."""
+    """Return the rows common to both fits; raise DataError if there are too few to compare."""
     common = in_common(first, second)
     if common is None:
         raise DataError("other_data", "the two fits were judged on rows of different datasets")

@@ -63,13 +63,13 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class JudgedRows:
-    """Scores of rows that were held out from a fit, before (the model) and after (its map).
+    """Scores of rows held out from a fit: before (the model) and after (the fitted map).
 
-    ``data`` is the fingerprint of the dataset that the rows belong to, and ``index`` (n,) holds
-    their positions in it, in ascending order. ``fitted_on`` is the fingerprint of the dataset that
-    the map was fitted on, which is the same unless a separate evaluation set was used. ``judged``
-    is the number of rows before they were reduced to MAX_ROWS, and ``folds`` the number of fits
-    that the rows were judged by.
+    ``data`` is the fingerprint of the dataset that contains the rows, and ``index`` (n,) holds the
+    positions of the rows in this dataset, in ascending order. ``fitted_on`` is the fingerprint of
+    the dataset that the map was fitted on; it equals ``data`` unless a separate evaluation set was
+    used. ``judged`` is the number of rows before the reduction to MAX_ROWS, and ``folds`` the
+    number of fits that judged the rows.
     """
 
     data: str
@@ -295,7 +295,7 @@ def _width(names: list[str] | None) -> int:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """Return the parsed header, or None if it is invalid.
 
-    A matching hash does not prove that calibrd wrote it, so it is checked in full.
+    A matching hash does not prove that calibrd wrote the header, so every field is checked.
     """
     try:
         header = json.loads(text)

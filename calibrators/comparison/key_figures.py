@@ -10,7 +10,7 @@ DECIDING = ("accuracy", "brier", "nll", "ece", "refinement_auroc")
 
 
 class Figure(NamedTuple):
-    """A row of a report's table; ``is_loss`` is True if it is measurably worse (`Report.lost`)."""
+    """A row of a report's table; ``is_loss`` is True if its metric is measurably worse."""
 
     row: MetricRow
     is_loss: bool

@@ -55,7 +55,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 
 
 def _objection(report: Report) -> str:
-    """Return why a fit is left out; empty if it is not."""
+    """Return the reason for leaving out a fit; empty if the fit is admissible."""
     if report.verdict is None:
         return "has no verdict"
     if report.verdict in NEEDS_FORCE:
@@ -86,8 +86,8 @@ def _reason(chosen: Candidate, best: Candidate, able: int) -> str:
     nll = f"{_nll(chosen):.4f}"
     if chosen is not best:
         return (
-            f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably above the lowest, "
-            f"{best.name} ({_nll(best):.4f})"
+            f"{chosen.name} is simpler, and its NLL ({nll}) is not measurably higher than "
+            f"the lowest, that of {best.name} ({_nll(best):.4f})"
         )
     others = f" of the {able} that preserve accuracy and ranking" if able > 1 else ""
     return f"{chosen.name} has the lowest NLL ({nll}){others}"

@@ -12,7 +12,7 @@ from calibrators.errors import CalibrationWarning, FitCancelled, FitError, warn_
 
 
 class ProgressCallback(Protocol):
-    """Callback that receives the last finished step, the number of steps, and the loss if any."""
+    """Callback that receives the last finished step, the number of steps, and the loss or None."""
 
     def __call__(self, step: int, total: int, loss: float | None) -> None:
         """Receive the progress of a fit."""

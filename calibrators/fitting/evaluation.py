@@ -107,7 +107,9 @@ def fit_and_judge(
         fitted = job.fit(data, 0.0, 1.0)
         if evaluation.segments is not None:
             job.warn_while_judging(UnknownSegments, fitted.unknown_note(evaluation.segments))
-        words = f"a separate evaluation set of {evaluation.n:,} rows; fitted on {data.n:,} others"
+        words = (
+            f"a separate evaluation set of {evaluation.n:,} rows, for a fit on {data.n:,} others"
+        )
         every = np.arange(evaluation.n)
         probabilities = fitted.apply_set(evaluation)
         return job.judged(evaluation, every, probabilities, words, fitted, fitted_on=data)

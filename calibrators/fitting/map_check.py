@@ -25,8 +25,8 @@ def prove(fitted: CalibrationMap) -> None:
 
     The map is applied to equal, random, nearly tied and extreme rows, in float32 and float64. If it
     has segments, it is also applied in the segments with the smallest and the largest scale. If it
-    needs features, they are zeros and random numbers on several scales. A map that is slow to
-    apply is applied to fewer rows.
+    needs features, zeros and random numbers on several scales are used. A map that is slow to apply
+    is applied to fewer rows.
     """
     names = [None, *_extreme_segments(fitted)]
     repeats = 2 * len(names) * (len(FEATURE_SCALES) if fitted.has_features else 1)

@@ -15,7 +15,7 @@ from calibrators.losses.focal import powered
 
 
 class AdaFocalLoss(WeightedCrossEntropy):
-    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, with p of the label.
+    """``-(1 - p)^g log p`` for gamma g >= 0, else ``-(1 + p)^|g| log p``, for the label's p.
 
     A sample gets the gamma of the bin of ``state`` that contains its p; neither the bin nor gamma
     carries a gradient. Set ``state`` after each validation pass. It is part of ``state_dict``, so
@@ -115,7 +115,8 @@ class CalFocalLoss(AdaFocalLoss):
 
     With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
     upper bound; ``gamma_max`` only applies to AdaFocal. Use it in ablations, because it shows the
-    effect of AdaFocal's memory. Its gammas are never negative, so it cannot raise confidence.
+    effect of AdaFocal's memory. Gammas are never negative here, so this loss cannot raise
+    confidence.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:
     Eq. 3, and Eq. 2 with ``per_sample``.

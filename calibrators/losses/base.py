@@ -29,7 +29,7 @@ BLOCK = 64
 
 @dataclass(eq=False, repr=False)
 class Loss(torch.nn.Module):
-    """Base class for all losses; ``losses`` returns one loss per row that counts.
+    """Base class for all losses; ``losses`` returns one loss per row that is not ignored.
 
     A term for the whole batch is added to the loss of every row, so that the reductions "mean",
     "sum" and "none" agree.
@@ -50,12 +50,13 @@ class Loss(torch.nn.Module):
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
-        """Return the losses (n,) of rows that count, given logits (n, k) and labels (n,)."""
+        """Return the losses (n,), given logits (n, k) and labels (n,) without ignored rows."""
 
     def forward(self, logits: Tensor, labels: Tensor, **more: Any) -> Tensor:
         """Return the loss of a batch; ``more`` may contain ``embeddings`` and ``index``.
 
-        Losses ignore inputs that they do not need, so that all can be called in the same way.
+        Losses ignore inputs that they do not need, so that all losses can be called in the same
+        way.
         """
         check_batch(logits, labels)
         _check_names(more)
@@ -87,7 +88,7 @@ class Loss(torch.nn.Module):
 
     @property
     def learns(self) -> bool:
-        """True in training mode; losses with a memory only record training batches."""
+        """True in training mode; losses with a memory record only training batches."""
         return self.training and torch.is_grad_enabled()
 
     @property
@@ -208,7 +209,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def _check_range(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raise if a label is out of range. On a GPU, torch does so, as a check here would sync."""
+    """Raise if a label is out of range. On a GPU, torch raises, as a check here would sync."""
     if labels.device.type != "cpu" or not labels.numel():
         return
     low, high = (int(one) for one in labels.aminmax())

@@ -42,9 +42,9 @@ class SupervisedContrastive(torch.nn.Module):
     both views, and labels (n,). All 2n embeddings are L2-normalised. The positives of a view are
     the other view of the same sample, and both views of every other sample with the same label. In
     the second stage, the encoder is frozen, the projection head is discarded, and a linear head is
-    trained with any loss of ``make_loss`` (see the guide on training). ``RefCalLoss`` uses the same
-    term in a single stage. With several ranks, each rank contrasts only its own batch. The cost is
-    quadratic in the batch size.
+    trained with any loss from ``make_loss`` (see the guide on training). ``RefCalLoss`` uses the
+    same term in a single stage. With several ranks, each rank contrasts only its own batch. The
+    cost is quadratic in the batch size.
 
     References: Khosla et al., Supervised contrastive learning, 2020, Eq. 2 (the authors' code
     multiplies it by t / 0.07); Hebbalaguppe et al., Enhancing deep neural network reliability with
@@ -85,8 +85,8 @@ class SupervisedContrastive(torch.nn.Module):
 def projection_head(width: int, size: int = 128) -> torch.nn.Sequential:
     """Return the network between an encoder and the contrastive loss: linear, ReLU, linear.
 
-    ``width`` is the width of the encoder's output and of the hidden layer. It is used only in the
-    first stage.
+    ``width`` is the width of the encoder's output and of the hidden layer. The network is used only
+    in the first stage.
 
     >>> projection_head(16)(torch.zeros(2, 16)).shape
     torch.Size([2, 128])

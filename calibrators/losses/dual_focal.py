@@ -21,8 +21,8 @@ class DualFocalLoss(Loss):
 
     Use it if focal loss leads to underconfidence. This is the loss in the authors' released code:
     no row has a weight above 1, and p_j is 0 if no class is less probable than the label. In the
-    formula of their paper (``as_published=False``), p_j is the largest probability of the other
-    classes, and a misclassified row has a weight of up to 2^gamma.
+    paper's formula (``as_published=False``), p_j is the largest probability of the other classes,
+    and a misclassified row has a weight of up to 2^gamma.
 
     References: Tao et al., Dual focal loss for calibration, 2023; Zhou et al., Revisiting
     reweighted risk for calibration, 2025, appendix C.3 (whose Eq. 35 drops p_j where p_y < p_j; the

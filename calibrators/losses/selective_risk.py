@@ -58,8 +58,8 @@ class SelectiveRiskLoss(Loss):
     ``next_epoch()``. ``second_softmax`` computes the score from the softmax of p. The authors' code
     uses 64 bins and all of these options at the same time: ``weight_gradient``,
     ``threshold_gradient``, ``accumulate``, ``second_softmax`` (for ``neg_entropy``, it divides the
-    score by ln k instead, so that its nu is nu ln k here) and ``normalise=False``. It also clips G
-    to [1/(n + 1), n/(n + 1)] for batches of n rows.
+    score by ln k instead, so that its nu is nu ln k here) and ``normalise=False``. The authors'
+    code also clips G to [1/(n + 1), n/(n + 1)] for batches of n rows.
 
     Reference: Zhou et al., Revisiting reweighted risk for calibration: AURC, focal and inverse
     focal loss, 2025, Eq. 19 to 23 and 36.

@@ -202,8 +202,8 @@ def _mode(
     """Return the mode, the Cholesky factor of the Hessian there, and the log joint density.
 
     Newton steps are shortened so that no log odds change by more than 2. The search ends after the
-    first step whose squared Newton decrement is below MIN_DECREMENT; the factor is from before that
-    step.
+    first step whose squared Newton decrement is below MIN_DECREMENT; the returned factor precedes
+    that step.
     """
     mode = start
     for _ in range(MAX_ITERATIONS):

@@ -50,7 +50,7 @@ def bins_of(scores: Floats, right: Floats, even: Floats, binning: Binning, reach
     """Return bins of scores on any scale; ``right`` is 1.0 for hits and 0.0 for other rows.
 
     ``even`` holds the equal-width edges on that scale and determines the number of bins. ``reach``
-    returns, for each score, the highest score that counts as equal to it.
+    returns, for each score, the highest score that is treated as equal to it.
 
     >>> from calibrators.methods._ties import log_odds_reach
     >>> odds, right = np.array([-1.0, 0.0, 0.0, 3.0]), np.array([0.0, 1.0, 0.0, 1.0])

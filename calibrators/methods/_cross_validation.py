@@ -36,7 +36,7 @@ class Contest:
 
     The remaining time is shared equally among the candidates that have not started. A candidate's
     first fold predicts how long the others will take. A candidate that is expected to stay within
-    its share runs all of its folds at once. The others follow, cheapest first; each of them
+    its share runs all of its folds at once. The other candidates follow, cheapest first; each
     continues only if its remaining folds and a final fit are likely to finish in time. ``additive``
     is never left out.
     """

@@ -72,7 +72,7 @@ def minimise(function: Convex, tolerance: float, context: FitContext) -> NewtonM
 
     A step that goes too far is shortened, so the value never rises by more than rounding errors. If
     a step gains no more than rounding errors, the function switches to a higher precision. If there
-    is none, or after 1000 iterations, the fit ends with a NotConverged warning.
+    is no higher precision, or after 1000 iterations, the fit ends with a NotConverged warning.
     """
     search = _Search(function, context)
     first = max(search.norm, tolerance)

@@ -221,7 +221,7 @@ def _shares(scaled: Floats) -> ClassShares:
 def _sums(wide: Floats, weights: Floats, top: NDArray[np.intp]) -> tuple[Floats, Floats]:
     """Return, for each row, the sum of ``weights = exp(wide)`` and ``ln(1 - p)`` of its top class.
 
-    ``wide`` is 0 at the top, so p is one over the sum.
+    ``wide`` is 0 at the top class, whose p is therefore one over the sum.
     """
     at = np.arange(len(top))
     weights[at, top] = 0

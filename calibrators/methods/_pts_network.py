@@ -195,7 +195,7 @@ class PtsDescent:
 def _updated(inverse: Floats, step: Floats, turn: Floats, bend: float) -> Floats:
     """Return the BFGS estimate of the inverse Hessian after a step.
 
-    ``turn`` is the change of the gradient along the step, and ``bend`` is ``step @ turn``.
+    ``turn`` is the change in the gradient along the step, and ``bend`` is ``step @ turn``.
     """
     through = inverse @ turn
     mixed = np.outer(through, step)

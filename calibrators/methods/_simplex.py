@@ -70,7 +70,7 @@ def _direction(weights: Floats, gradient: Floats, hessian: Floats) -> Floats:
     """Return the Newton step within the face spanned by the positive weights and one corner.
 
     That corner is the one with the steepest descent. If the Newton step does not descend, return
-    the direction to the corner, which always does.
+    the direction to the corner, which always descends.
     """
     steepest = int(gradient.argmin())
     free = weights > 0

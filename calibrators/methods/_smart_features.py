@@ -16,9 +16,10 @@ Indicator = Literal["margin", "entropy", "confidence", "max_logit", "max_minus_m
 def indicate(name: Indicator, logits: Floats, temperature: float) -> Floats:
     """Return an indicator of ``logits / temperature`` in float64.
 
-    Its shape is (n, 1), or (n, k) for "all_logits". It is finite for every row that has a softmax.
-    A row with a single finite logit has margin 0, as its probability is 1 at any temperature. Means
-    are taken over finite logits, and -inf counts as the row's smallest finite logit.
+    The result has shape (n, 1), or (n, k) for "all_logits", and is finite for every row that has a
+    softmax. A row with a single finite logit has margin 0, as its probability is 1 at any
+    temperature. Means are taken over finite logits, and -inf is treated as the row's smallest
+    finite logit.
 
     >>> indicate("margin", np.array([[3.0, 1.0, 0.0]]), 2.0).tolist()
     [[1.0]]
@@ -51,8 +52,8 @@ def _one_number(name: Indicator, logits: Floats, temperature: float) -> Floats:
 def sorted_gaps(logits: Floats, count: int, temperature: float) -> Floats:
     """Return the gaps (n, count) from the largest of ``logits / temperature`` to the next ones.
 
-    They are float64 and never decrease along a row. A gap to -inf counts as the row's largest
-    finite gap, or as 0 if there is none.
+    They are float64 and never decrease along a row. A gap to -inf is replaced by the row's largest
+    finite gap, or by 0 if there is none.
 
     >>> sorted_gaps(np.array([[3.0, 1.0, 0.0], [0.0, 5.0, -np.inf]]), 2, 1.0).tolist()
     [[2.0, 3.0], [5.0, 5.0]]

@@ -18,7 +18,7 @@ def check_rising(name: str, table: Floats, least: int = 1) -> None:
     """Raise unless a table, or each row of a 2-D one, is finite, non-decreasing and long enough."""
     if table.shape[-1] < least:
         raise ParameterError(
-            "bad_parameter", f"{name} must hold at least {least} number, got shape {table.shape}"
+            "bad_parameter", f"{name} must contain at least {least} number, got shape {table.shape}"
         )
     broken = ~np.isfinite(table)
     broken[..., 1:] |= table[..., 1:] < table[..., :-1]

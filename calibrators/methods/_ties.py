@@ -1,7 +1,7 @@
 """Find ties: scores that differ only by rounding, due to summation order or float type.
 
 The last digits of a row's score depend on the order of the classes and on the float type of the
-logits. If logits are rounded or quantised, the scores of many rows differ in those digits only. A
+logits. If logits are rounded or quantised, the scores of many rows differ only in these digits. A
 cut between such scores would separate equal rows, and another runtime would not reproduce it.
 """
 
@@ -19,7 +19,7 @@ NEAR_ONE = 1e-10
 
 
 def log_odds_reach(log_odds: Floats) -> Floats:
-    """Return, for each value, the highest log odds that count as equal to it."""
+    """Return, for each value, the highest log odds treated as equal to it."""
     return np.asarray(log_odds + NEAR * (1 + np.abs(log_odds) / 20))
 
 
@@ -35,9 +35,9 @@ def share_reach(shares: Floats) -> Floats:
 def tie_starts(ordered: Floats, reach: Floats) -> NDArray[np.intp]:
     """Return the positions where runs of equal scores begin among ascending scores.
 
-    ``reach`` is the highest score that counts as equal to each score. A run ends at the reach of
-    its first score: a long chain of close scores is split into runs no wider than that, and the
-    first score of a run is always beyond the reach of the previous run's first score.
+    ``reach`` is the highest score that is treated as equal to each score. A run ends at the reach
+    of its first score: a long chain of close scores is split into runs no wider than one reach, and
+    the first score of a run is always beyond the reach of the previous run's first score.
 
     >>> scores = np.array([1.0, 1.2, 1.4, 1.6, 3.0])
     >>> tie_starts(scores, scores + 0.5).tolist()

@@ -3,8 +3,8 @@
 Logits are first divided by the exact temperature of temperature scaling. A method then gives the
 predicted class a new confidence, which is a function of its old one. The other classes share the
 rest in their old proportions, so the same number is added to all of their logits. The predicted
-class is kept: if its new confidence would fall to the probability of the second class, it stays
-one part in ten thousand above that, so that the largest entry of a row is unique.
+class is kept: if its new confidence would fall to the probability of the second class, it stays one
+part in ten thousand above that probability, so that the largest entry of a row is unique.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class OnnxOthers(NamedTuple):
 
     ``logits`` (n, k) are relative to the top logit, and -inf for the predicted class itself.
     ``alone`` (n, 1) marks rows in which no other logit is finite. ``reach`` (n, 1) is the largest
-    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are the predicted class's, in doubles.
+    of the logits, or 0 in such rows. ``log_odds`` (n, 1) are the log odds of the predicted class,
+    in doubles.
     """
 
     logits: str
@@ -127,9 +128,9 @@ def onnx_others(graph: Builder, logits: str, k: int, temperature: float) -> Onnx
 def log_sum(others: Floats, second: Floats, precision: DTypeLike = np.float64) -> Floats:
     """Return ``log sum exp`` of each row (n,) in float64, given the row maxima ``second``.
 
-    It is -inf if the maximum is. ``precision`` is the dtype of the exponentials; float32 is three
-    times as fast, but maps need float64. Otherwise, where a map's function is steep, the map would
-    differ from its ONNX form, which sums in float64.
+    The result is -inf if the maximum is -inf. ``precision`` is the dtype of the exponentials;
+    float32 is three times as fast, but maps need float64. Otherwise, where a map's function is
+    steep, the map would differ from its ONNX form, which sums in float64.
     """
     reach = np.where(np.isinf(second), 0, second)
     terms = np.exp(others - reach[:, np.newaxis], dtype=precision)
@@ -165,7 +166,7 @@ class TopLabelCalibrator(AfterTemperature):
     def _fit_confidence(
         self, log_odds: Floats, correct: Floats, base: TemperatureMap, context: FitContext
     ) -> TopLabelMap:
-        """Fit on each row's log odds (float64) and whether its prediction was correct (0.0 or 1.0).
+        """Fit on each row's log odds (float64) and the correctness (0.0 or 1.0) of its prediction.
 
         The map takes ``k``, ``kind`` and the temperature from ``base``. Rows with a single finite
         logit have infinite log odds and are left out, as they are certain under any map.

@@ -50,8 +50,8 @@ class AdditiveMap(CalibrationMap):
     x is the log odds of the predicted class in ``softmax(logits / base_temperature)``. m is the
     margin between the largest and the second largest of the scaled logits, d the gap between the
     second and the third. The functions f, g and h are linear between their ``nodes`` (3, p) and
-    constant beyond; their ``heights`` (3, p) are a posterior mean with ``covariance`` (3p, 3p). The
-    other classes share the remaining probability in the proportions of
+    constant beyond them; their ``heights`` (3, p) are a posterior mean with ``covariance``
+    (3p, 3p). The other classes share the remaining probability in the proportions of
     ``softmax(logits / rest_temperature)``.
     """
 

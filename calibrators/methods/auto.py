@@ -43,10 +43,10 @@ class Auto(Calibrator):
     scaling with the prior ``log T ~ N(0, 0.5^2)``.
 
     With ``allow_class_change``, the methods that may change the predicted class compete with
-    ``additive``; with ``candidates``, the named methods do. They are compared by their NLL in a
+    ``additive``; with ``candidates``, the named methods compete. All are compared by their NLL in a
     stratified cross-validation with ``folds`` folds. A method must beat ``additive`` by two
-    standard errors of the paired difference, which are widened because the folds share rows; the
-    best of these methods wins. The winner is fitted on all rows, and its map is returned. Its
+    standard errors of the paired difference (widened because the folds share rows); the best of
+    these methods wins. The winner is fitted on all rows, and its map is returned. The map's
     ``fit_info`` lists every candidate with its out-of-fold scores, their 95 % intervals and the
     change from ``additive``; ``why`` states the reason for the choice.
 

@@ -39,9 +39,9 @@ class Bbq(TopLabelCalibrator):
     of bins B from n^(1/3) / ``spread`` to ``spread`` n^(1/3), there is a candidate histogram whose
     bins have equal numbers of rows. For a bin with n rows, of which m are correct, let p be its
     midpoint on the scale of confidence, N = ``prior_rows``, ``a = p N/B`` and ``b = (1 - p) N/B``.
-    Its value is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior. The
-    candidates are averaged with weights proportional to their marginal likelihood, where G is the
-    gamma function:
+    The value of the bin is ``(m + a) / (n + N/B)``, the posterior mean under a Beta(a, b) prior.
+    The candidates are averaged with weights proportional to their marginal likelihood, where G is
+    the gamma function:
 
     ``prod over bins of  G(N/B) / G(n + N/B) * G(m + a) / G(a) * G(n - m + b) / G(b)``.
 
@@ -50,8 +50,8 @@ class Bbq(TopLabelCalibrator):
 
     The result is a step function that need not be monotonic. The other classes share the rest in
     their old proportions, and the predicted class keeps the largest probability. The method is
-    included for comparison with the tables of papers: public comparisons rank it near the bottom,
-    and `isotonic` and `additive` are better choices.
+    included for comparison with published tables: public comparisons rank it near the bottom, and
+    `isotonic` and `additive` are better choices.
 
     Rows with a single finite logit are left out, as they are certain under any map.
 

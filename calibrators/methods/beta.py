@@ -78,7 +78,7 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
     come from a logistic regression of "the label is k" on ``ln p_k`` and ``-ln(1 - p_k)``: a bends
     the probability near 0, b bends it near 1, and c shifts it; a = b = 1, c = 0 changes nothing.
     The new probabilities are divided by their sum. With two classes, the two functions mirror each
-    other and already sum to 1, which is the published method. The predicted class may change.
+    other and already sum to 1; this is the published method. The predicted class may change.
 
     The fit of each class minimises the mean NLL plus ``prior / (2 n) |(a, b, c) - (1, 1, 0)|^2``.
     Without this weak prior, a class that never occurs or is perfectly separated would have no
@@ -89,9 +89,9 @@ class Beta(OneVsRestCalibrator[LogisticMinimum]):
 
     The problem is convex. It is solved by Newton's method with step halving until no component of
     the gradient exceeds ``tolerance``, with a NotConverged warning after 200 steps. If a or b is
-    negative, the problems with a = 0, with b = 0 and with a = b = 0 are solved as well, and the
-    best solution is used, which is the exact optimum under a, b >= 0. The authors refit without the
-    negative parameter, which is equivalent unless the other one then becomes negative.
+    negative, the problems with a = 0, with b = 0 and with a = b = 0 are solved as well; the best
+    solution is the exact optimum under a, b >= 0. The authors refit without the negative parameter,
+    which is equivalent unless the other one then becomes negative.
 
     A row in which the logit of class k, or of every class but k, is -inf carries no information
     about class k and is left out of its fit.

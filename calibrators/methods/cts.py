@@ -87,9 +87,9 @@ class ClassTemperature(AfterTemperature):
     """``p = softmax(z_1 / T_1, ..., z_K / T_K)`` with temperatures chosen to minimise the ECE.
 
     This is the greedy search of the paper on the fit set. Class by class, it picks the grid
-    temperature that lowers the ECE most, with all others fixed. The search ends after ``sweeps``
-    rounds over the classes, or when no class changes. It starts from the single grid temperature
-    with the lowest ECE. The predicted class may change. To keep it, use
+    temperature that lowers the ECE most, with all other temperatures fixed. The search ends after
+    ``sweeps`` rounds over the classes, or when no class changes. It starts from the single grid
+    temperature with the lowest ECE. The predicted class may change. To keep it, use
     `predicted_class_temperature`, where the temperature of a row depends on its predicted class.
 
     Choices made here: z are the logits divided by the temperature of temperature scaling, minus the
@@ -103,7 +103,7 @@ class ClassTemperature(AfterTemperature):
     temperature therefore costs one exponential per row instead of K.
 
     If a class has few rows, its temperature fits their noise, and accuracy can fall. The method is
-    included for comparison with the tables of papers; see docs/studies/posthoc.md.
+    included for comparison with published tables; see docs/studies/posthoc.md.
 
     Frenkel, Goldberger: Network calibration by class-based temperature scaling. EUSIPCO 2021.
 

@@ -238,6 +238,7 @@ def check_head(data: CalibrationSet, features: Features, head: Head) -> None:
         raise FitError(
             "head_differs",
             "the head must reproduce the logits from the features: weight @ features + bias "
-            f"differs from the logits by {off:.3g} in the median row, and they vary by {size:.3g}; "
-            "pass the inputs of the last layer, and that layer's weight (k, d) and bias",
+            f"differs from the logits by {off:.3g} in the median row, and the logits "
+            f"vary by {size:.3g}; pass the inputs of the last layer, and that layer's weight "
+            "(k, d) and bias",
         )

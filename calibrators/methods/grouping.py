@@ -119,11 +119,11 @@ class Grouping(Calibrator):
 
     The defaults match the released code: 2 groups, 20 partitions, decay 0.1, 100 steps. The
     released code learns groups on one part of the data and temperatures on another; here, both are
-    learned on all rows. It uses raw features; here, they are divided by their root mean square, so
-    that the effect of decay does not depend on their scale. Both use L-BFGS, here for at most
-    ``steps`` steps. A group whose rows have no optimum within the bounds of temperature scaling
-    gets the temperature of all rows. If temperature scaling itself ends at its bound or finds flat
-    logits, the map is temperature scaling.
+    learned on all rows. The released code uses raw features; here, features are divided by their
+    root mean square, so that the effect of decay does not depend on the scale. Both implementations
+    use L-BFGS, this one for at most ``steps`` steps. A group whose rows have no optimum within the
+    bounds of temperature scaling gets the temperature of all rows. If temperature scaling itself
+    ends at its bound or finds flat logits, the map is temperature scaling.
 
     Yang, Zhan, Gan: Beyond probability partitions: calibrating neural networks with semantic aware
     grouping. NeurIPS 2023.

@@ -82,8 +82,8 @@ class Histogram(TopLabelCalibrator):
     probability, as its confidence does not fall below the probability of the second class.
 
     With ``smoothing``, the value of a bin with m rows, of which s are correct, is
-    ``(s + smoothing / 2) / (m + smoothing)``. This keeps the NLL finite at the first mistake in a
-    bin without any on the fit set. ``smoothing=0`` gives the plain accuracy s / m.
+    ``(s + smoothing / 2) / (m + smoothing)``. This keeps the NLL finite if a prediction is wrong in
+    a bin that had no mistakes on the fit set. ``smoothing=0`` gives the plain accuracy s / m.
 
     Rows with a single finite logit are left out, as they are certain under any map.
 

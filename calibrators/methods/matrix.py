@@ -42,7 +42,7 @@ class MatrixScaling(FullCalibrator):
     ``diagonal = intercept = 0.5``. Temperature scaling reached an NLL of 0.791 and an ECE of 3.2 %.
     Values of 20, 60, 200, 600 and 2000 reached NLLs of 0.656, 0.650, 0.653, 0.661 and 0.671, and
     ECEs of 1.7, 1.6, 1.8, 1.9 and 2.0 %. A value of 20 lost to temperature scaling on one set (by
-    5 % of its NLL), the others on none. There was no dependence on K or n. The default is 100.
+    5 % of its NLL), the others on none. No dependence on K or n was found. The default is 100.
 
     With the defaults, where ``diagonal`` and ``intercept`` are as in vector scaling, the mean NLL
     over 13 sets is 0.765, compared with 0.813 for vector scaling. The strengths were tuned on these

@@ -85,7 +85,7 @@ class MetaCal(AfterTemperature):
     - "miscoverage": at most a fraction ``miscoverage`` of the correct predictions is rejected. Of n
       correct predictions, at most floor(miscoverage (n + 1)) - 1 are rejected. A new correct
       prediction is then rejected with probability at most ``miscoverage``, for any n and any
-      distribution, which follows from the ranks of exchangeable scores. The rejection rate of the
+      distribution; this follows from the ranks of exchangeable scores. The rejection rate of the
       fitted map exceeds ``miscoverage + eps`` with probability at most ``exp(-2 n eps^2)``.
     - "accuracy": on the fit set, at least a fraction ``accuracy`` of the accepted rows is predicted
       correctly. As few rows as possible are rejected, and at least a twentieth are accepted. On new

@@ -64,8 +64,8 @@ class PredictedClassTemperature(AfterTemperature):
     The contribution of the samples predicted as class k to the bins of the ECE is tabulated once
     for each temperature, from the confidence curve (numerics.confidence_curves). After that,
     changing the temperature of one class costs a few additions, regardless of n. Sweeps over the
-    classes continue until no class can lower the ECE, which is a coordinate-wise minimum on the
-    grid. Classes with the most predictions come first. On ties, the temperature nearest to the
+    classes continue until no class can lower the ECE; the result is a coordinate-wise minimum on
+    the grid. Classes with the most predictions come first. On ties, the temperature nearest to the
     start is used. Classes that are never predicted keep the starting temperature.
 
     This is a variant of class-based temperature scaling (the method `cts`), which divides the logit

@@ -221,7 +221,7 @@ class ProCal(Calibrator):
         "space"
     )
     reference = "Xiong et al., NeurIPS 2023"
-    cost = "temperature scaling and the distances of all rows to up to 10,000 of them"
+    cost = "temperature scaling and the distances from all rows to up to 10,000 of them"
     needs_features = True
     copies = 0.5
     numbers_a_row = 12.0

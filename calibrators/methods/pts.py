@@ -114,14 +114,14 @@ class ParametrizedTemperature(AfterTemperature):
     """Parametrized temperature scaling: ``p = softmax(z / T(z))``, T from the ten largest logits.
 
     Two hidden layers of 5 ReLU units turn the sorted gaps from the largest logit to the next nine
-    into log T. They minimise the mean of (c - a)^2, where c is the confidence and a is 1 if the
-    prediction is correct, else 0. The published procedure trains with 100,000 steps of Adam on
-    batches. This is a small least-squares problem, solved here by Levenberg-Marquardt on the
-    confidence curve (numerics.confidence_curves), with the full Jacobian of (by default) at most 86
-    parameters, until a step lowers the objective by less than the fraction ``tolerance``.
+    into log T. Their parameters minimise the mean of (c - a)^2, where c is the confidence and a is
+    1 if the prediction is correct, else 0. The published procedure trains with 100,000 steps of
+    Adam on batches. This is a small least-squares problem, solved here by Levenberg-Marquardt on
+    the confidence curve (numerics.confidence_curves), with the full Jacobian of (by default) at
+    most 86 parameters, until a step lowers the objective by less than the fraction ``tolerance``.
 
     Choices made here: the inputs are gaps instead of the logits themselves, because only
-    differences between logits matter. They are divided by the exact temperature of temperature
+    differences between logits matter. The gaps are divided by the exact temperature of temperature
     scaling, so their scale does not matter either. The output is log T, clipped to |log T| <= 3,
     while the paper uses the absolute value. The network starts at T = 1. To avoid overfitting on
     few rows, the objective includes a penalty of ``decay / n`` times the squared distance of the
@@ -130,7 +130,7 @@ class ParametrizedTemperature(AfterTemperature):
     ``objective`` offers the objectives that the SMART paper compares in its Table 3 (see
     numerics.objectives); ``bins``, ``lam`` and ``delta`` are as in `smart`. All of them except
     "mse" are minimised by BFGS with the same penalty, until five steps in a row lower the objective
-    by less than ``tolerance``, or for 200 steps.
+    by less than ``tolerance`` or 200 steps are done.
 
     Tomani, Cremers, Buettner: Parameterized temperature scaling for boosting the expressive power
     in post-hoc uncertainty calibration. ECCV 2022.

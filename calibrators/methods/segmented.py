@@ -65,7 +65,7 @@ class SegmentedMap(CalibrationMap):
         if self.temperatures.shape != (len(self.segments),):
             raise ParameterError(
                 "bad_parameter",
-                f"temperatures must hold one number for each of {len(self.segments)} segments, "
+                f"temperatures must contain one number for each of {len(self.segments)} segments, "
                 f"got shape {self.temperatures.shape}",
             )
         names = sorted(set(self.segments))
@@ -138,23 +138,23 @@ class Segmented(Calibrator):
     ``min over T_g of  sum of -log p(y_i) over the rows of g  +  (log T_g)^2 / (2 tau^2)``.
 
     This is the maximum a posteriori estimate under log T_g ~ N(0, tau^2). tau measures how much the
-    segments differ. It is estimated from all of them together (empirical Bayes): it maximises their
-    marginal likelihood, by Laplace's approximation, among 0 and 1, 1/2, ..., 1/64, and then near
-    the best of these values. A segment with few rows therefore stays close to ``base``, and one
-    with many rows follows its own data. Without evidence that segments differ, tau is 0 and all T_g
-    are 1. tau is at most 1, and T_g lies between 1/16 and 16, with a BoundarySolution warning if it
-    ends at a bound. Each T_g is found by Newton's method within a bracket.
+    segments differ. tau is estimated from all segments together (empirical Bayes): it maximises
+    their marginal likelihood, by Laplace's approximation, among 0 and 1, 1/2, ..., 1/64, and then
+    near the best of these values. A segment with few rows therefore stays close to ``base``, and
+    one with many rows follows its own data. Without evidence that segments differ, tau is 0 and all
+    T_g are 1. tau is at most 1, and T_g lies between 1/16 and 16, with a BoundarySolution warning
+    if it ends at a bound. Each T_g is found by Newton's method within a bracket.
 
     With ``shrinkage="none"``, which is meant for comparison, the T_g of every segment is fitted on
     its own rows alone. If there is no optimum between 1/16 and 16, T_g is 1, with a
     BoundarySolution warning.
 
     Why marginal likelihood: on simulated data with known truth, it finds tau even from segments of
-    5 rows. There, the moments of the segments' own estimates (DerSimonian and Laird 1986; Paule and
-    Mandel 1982) underestimate tau, and the moments of their slopes overestimate it. With more rows
-    per segment, the estimates differ little (docs/how-to/segments.md). Why only a temperature and
-    no bias: a few dozen rows support only one parameter, and a temperature keeps the order of the
-    classes.
+    5 rows. On such segments, the moments of the segments' own estimates (DerSimonian and Laird
+    1986; Paule and Mandel 1982) underestimate tau, and the moments of their slopes overestimate it.
+    With more rows per segment, the estimates differ little (docs/how-to/segments.md). Why only a
+    temperature and no bias: a few dozen rows support only one parameter, and a temperature keeps
+    the order of the classes.
 
     If ``base`` ends at its bound or finds flat logits, all T_g are 1. ``seed`` is passed to
     ``base`` if it takes one.
@@ -236,7 +236,7 @@ class Segmented(Calibrator):
 def _warn_of_bounds(
     segments: Segments, solutions: Sequence[Solution], free: Sequence[Solution], context: FitContext
 ) -> None:
-    """Warn about segments at a bound, and large ones that would be at a bound without shrinkage.
+    """Warn about segments at a bound, and large ones that only shrinkage keeps from a bound.
 
     A single segment whose logits have a different scale can hold all others at the base's
     temperature.
@@ -254,7 +254,8 @@ def _warn_of_bounds(
             BoundarySolution,
             f"{len(ended)} of {len(solutions)} segments stop at a bound of their temperature, 1/16 "
             f"or 16 times the base's: {_first(ended)}; choose a base that scales the logits "
-            "first or, if it does, rescale these segments' logits to match the others",
+            "first or, if the base already does so, rescale the logits of these segments to match "
+            "the others",
         )
 
 

@@ -134,17 +134,18 @@ class Smart(AfterTemperature):
 
     ``indicator`` and ``objective`` offer the alternatives that the paper compares in its Tables 3
     and 4, with SoftECE in its binned form as well. The paper's Eq. 5 is "charbonnier_per_sample"
-    with ``delta=0``. Training stops after ``steps`` steps at ``learning_rate``, which regularises:
-    fewer and larger steps were worse on a hundred rows.
+    with ``delta=0``. Stopping after ``steps`` steps at ``learning_rate`` regularises the fit: fewer
+    and larger steps were worse on a hundred rows.
 
     ``as_published`` leaves out our changes to the paper's training: logits are not divided by the
     temperature of temperature scaling first, the network starts at random weights, and each of
     ``steps`` passes uses batches of 1,024 rows. The start and the batches are our reading: the
     paper does not state the start, and its Algorithm 1 sums over all rows. ``objective`` stays the
-    binned form; the paper's own (Eq. 6) is "charbonnier_per_sample". The lower limit of 0.1 for T
-    is then absolute, so the scale of the logits matters. On our study sets, this variant was worse
-    on average than temperature scaling: far worse with Eq. 6, and with the binned form because of
-    one set with logits of a small scale (docs/studies/posthoc.md). It is included for comparison.
+    binned form; the paper's own objective (Eq. 6) is "charbonnier_per_sample". The lower limit of
+    0.1 for T is then absolute, so the scale of the logits matters. On our study sets, this variant
+    was worse on average than temperature scaling: far worse with Eq. 6, and with the binned form
+    because of one set with logits of a small scale (docs/studies/posthoc.md). It is included for
+    comparison.
 
     Reference: SMART, Sample Margin-Aware Recalibration of Temperature.
 

@@ -109,7 +109,8 @@ class Spline(TopLabelCalibrator):
     Rows with a single finite logit are left out, as they are certain under any map.
 
     Gupta, Rahimi, Ajanthan, Mensink, Sminchisescu, Hartley: Calibration of neural networks using
-    splines. ICLR 2021. They fit the model's own scores; here the logits are divided by T first.
+    splines. ICLR 2021. The authors fit the model's own scores; here, the logits are divided by T
+    first.
 
     >>> from calibrators import CalibrationSet
     >>> rng = np.random.default_rng(0)
@@ -187,8 +188,8 @@ def _shapes(knots: int) -> list[Floats]:
     """Return, for each piece between two knots, the matrix (4, knots) that maps knot values to it.
 
     A piece is defined by four numbers: its values at both ends, and a sixth of its second
-    derivatives there, where the length of the piece counts as 1. The second derivative is linear
-    along a piece, continuous, and 0 at the first and last knot.
+    derivatives at both ends, in units in which the piece has length 1. The second derivative is
+    linear along a piece, continuous, and 0 at the first and last knot.
     """
     bends = np.zeros((knots, knots))
     chain = 4 * np.eye(knots - 2) + np.eye(knots - 2, k=1) + np.eye(knots - 2, k=-1)

@@ -73,12 +73,12 @@ class TemperatureScaling(Calibrator):
     logits give T = 1 with a FlatLogits warning.
 
     ``objective`` is "nll", "label_smoothing" (0.05), or another objective from the literature:
-    "ece" (equal-width bins), "ada_ece" (equal-mass bins), or one of those in numerics.objectives,
-    where "soft_ece" and "charbonnier" have the binned form and ``lam`` is ``1 / (2 sigma^2)`` for
-    soft bins of width sigma. These objectives need not be convex. They are minimised on a grid from
-    T/16 to 16 T around the NLL optimum T, refined to one part in a million. If the NLL itself ends
-    at a bound, so does T. An objective that is still decreasing at the end of the grid also gives a
-    BoundarySolution warning.
+    "ece" (equal-width bins), "ada_ece" (equal-mass bins), or one of the objectives in
+    numerics.objectives, where "soft_ece" and "charbonnier" have the binned form and ``lam`` is
+    ``1 / (2 sigma^2)`` for soft bins of width sigma. These objectives need not be convex. They are
+    minimised on a grid from T/16 to 16 T around the NLL optimum T, refined to one part in a
+    million. If the NLL itself ends at a bound, so does T. An objective that is still decreasing at
+    the end of the grid also gives a BoundarySolution warning.
 
     ``grid="tenths"`` only tries T = 0.1, 0.2, ..., 10, whatever the scale of the logits, and takes
     the lowest T on ties. With ``objective="ada_ece"``, this is how the AdaFocal paper selects T.
@@ -239,13 +239,13 @@ def _why_infinite(data: CalibrationSet) -> str:
         )
     return (
         f"row {worst} outweighs all others combined (check it: the logit of its label is "
-        f"{pull[worst]:.3g} below its largest), so the best T is infinite"
+        f"{pull[worst]:.3g} below the largest), so the best T is infinite"
     )
 
 
 @dataclass(frozen=True)
 class Root:
-    """The root of a derivative, or the bound if its sign is the same on the whole interval."""
+    """The root of a derivative, or a bound if the sign is the same on the whole interval."""
 
     value: float
     at_bound: bool

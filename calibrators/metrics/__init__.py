@@ -1,8 +1,8 @@
 """Calibration metrics: pure numpy functions `f(probabilities, labels, ...) -> float`.
 
 `probabilities` are (n, k) with rows that sum to 1, or (n,) / (n, 1) for the probability of class 1;
-`labels` are integers (n,). Top-label metrics also take a `TopLabel` in place of both, so that a
-report reads all classes and sorts the rows only once.
+`labels` are integers (n,). Top-label metrics also take a `TopLabel` in place of the two arrays, so
+that a report reads all classes and sorts the rows only once.
 """
 
 import inspect as _inspect

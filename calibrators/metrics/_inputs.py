@@ -224,7 +224,7 @@ def at_least(name: str, value: int, least: int) -> None:
 
 
 def refuse(broken: Bools, rule: str, hint: str = "") -> None:
-    """Raise a DataError with the number of invalid rows and the first one, if there are any."""
+    """If any rows are invalid, raise a DataError with their number and the first index."""
     count = int(np.count_nonzero(broken))
     if count:
         raise DataError("bad_input", rule + hint, rows=count, first=int(np.argmax(broken)))

@@ -32,7 +32,7 @@ def noise_floor(
     ECE below `quantile95` is no evidence of miscalibration. Convention: each bin is divided into 16
     equal parts, and the number of correct rows in a part is drawn from a binomial distribution with
     the mean confidence of the part. For a part with a single row, this is exact; for many rows, the
-    error of the variance per row is less than the square of 1/16 of the bin width. Bröcker & Smith
+    error in the variance per row is less than the square of 1/16 of the bin width. Bröcker & Smith
     2007; Vaicenavicius et al. 2019.
 
     >>> floor = noise_floor([0.9] * 900, draws=400)

@@ -60,8 +60,8 @@ class Cells:
 class Strata:
     """Strata for one or two sides; arrays are (strata,), and lists hold one array per side.
 
-    ``mean`` holds the mean confidence of the first side and the mean difference of the second side
-    from it. ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
+    ``mean`` holds the mean confidence of the first side and the mean difference, second side minus
+    first. ``root`` is the lower triangle (a, b, c) of the Cholesky factor of their covariance.
     """
 
     count: Integers

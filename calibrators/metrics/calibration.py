@@ -72,7 +72,7 @@ ADA_ECE = Metric(
 def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int = 15) -> float:
     """Return the maximum calibration error: the largest `|acc_b - conf_b|` over equal-width bins.
 
-    Convention: empty bins are left out, small ones are not. Naeini et al. 2015.
+    Convention: empty bins are left out, but small bins are not. Naeini et al. 2015.
 
     >>> mce([[0.9, 0.1], [0.6, 0.4]], [0, 1])
     0.6
@@ -83,7 +83,7 @@ def mce(probabilities: Scores, labels: npt.ArrayLike | None = None, *, bins: int
 
 MCE = Metric(
     name="mce",
-    title="largest gap of a bin (MCE)",
+    title="largest gap of any bin (MCE)",
     meaning="The largest gap between accuracy and mean confidence in any equal-width bin; a bin "
     "with few rows can make it large by chance.",
     function=mce,

@@ -27,12 +27,12 @@ class ChanceTest:
     ``auroc`` is the AUROC of each class's probability for separating the class from the rest,
     averaged with weights n_c (n - n_c). With permuted labels, it is 0.5 on average, whatever the
     class frequencies, and at most ``limit`` in 99 % of all permutations. ``accuracy`` is the share
-    of correct rows. ``accuracy_by_chance`` is its mean over permutations: the sum over classes of
-    the frequency among predictions times the frequency among labels. 99 % of all permutations reach
-    at least ``accuracy_limit``. ``reordered_accuracy`` is the accuracy after reordering the
-    columns; the order is fitted to every second row and judged on the others. It is None unless it
-    is far better, overall or for the classes in ``reordered_classes``, which is empty if the gain
-    is overall.
+    of correct rows. ``accuracy_by_chance`` is the mean accuracy over permutations: the sum over
+    classes of the frequency among predictions times the frequency among labels. In 99 % of all
+    permutations, the accuracy is at least ``accuracy_limit``. ``reordered_accuracy`` is the
+    accuracy after reordering the columns; the order is fitted to every second row and judged on the
+    others. It is None unless the gain is large, overall or for the classes in
+    ``reordered_classes``, which is empty if the gain is overall.
     """
 
     rows: int
@@ -64,7 +64,8 @@ def chance_test(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> ChanceTe
     """Test whether the labels depend on the probabilities; return None if all labels are equal.
 
     Ranking is tested, not accuracy: with rare classes, the accuracy of even a good model hardly
-    exceeds the share of the largest class. Columns in the wrong order also count as chance.
+    exceeds the share of the largest class. Probabilities with columns in the wrong order also fail
+    the test.
 
     The mean and variance of the sum of ranks over all permutations of the labels are exact; its
     distribution is assumed normal (Hoeffding 1951). Ties share their mean rank. With two
@@ -137,9 +138,9 @@ def _reordered(predicted: Integers, labels: Integers) -> tuple[float | None, tup
     """Return the accuracy after a far better reordering of the classes, and the classes it moves.
 
     The accuracy is None if no order is far better, and the classes are empty if the gain is
-    overall. The order is found on every second row and judged on the others, so it cannot fit noise
-    there. It is far better if its accuracy exceeds chance by clearly more than twice as much as
-    the accuracy of the given order. If it is not, its cycles are tested one by one.
+    overall. The new order is found on every second row and judged on the others, so that it cannot
+    profit from noise. It is far better if it exceeds chance by clearly more than twice as much as
+    the given order. Otherwise, the cycles of the new order are tested one by one.
     """
     order = _best_order(predicted[::2], labels[::2])
     found, true = predicted[1::2], labels[1::2]

@@ -47,7 +47,7 @@ def check_level(level: float) -> None:
     """Raise unless a normal interval of this level is finite: 0 < level <= 1 - 1e-9."""
     if not 0 < level <= MAX_LEVEL:
         raise ParameterError(
-            "bad_parameter", f"level must lie between 0 and 1, at most 1 - 1e-9, got {level!r}"
+            "bad_parameter", f"level must be above 0 and at most 1 - 1e-9, got {level!r}"
         )
 
 

@@ -62,8 +62,8 @@ def row_scores_of(data: Checked) -> RowScores:
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Return the negative log-likelihood `-(1/n) sum_i log p_i[y_i]`, in nats.
 
-    Convention: a probability below 1.2e-38, the smallest normal float32, counts as that value. A
-    row with an underflow then has an NLL of 87.3 nats instead of infinity, and the results of
+    Convention: a probability below 1.2e-38, the smallest normal float32, is replaced by that value.
+    A row with an underflow then has an NLL of 87.3 nats instead of infinity, and the results of
     float32 and float64 agree.
 
     >>> round(nll([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 4)

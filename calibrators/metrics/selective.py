@@ -44,7 +44,7 @@ REFINEMENT_AUROC = Metric(
     name="refinement_auroc",
     title="AUROC of correct vs. wrong",
     meaning="How well confidence separates correct from wrong predictions: the probability that a "
-    "correct one has the higher confidence.",
+    "correct prediction has the higher confidence.",
     function=refinement_auroc,
     measure=lambda scored: scored.rows.ranking.auroc,
     position=120,
@@ -174,7 +174,7 @@ E_AURC = Metric(
     name="e_aurc",
     title="excess AURC",
     meaning="The AURC minus the AURC of the best possible order of these rows, in which all "
-    "correct ones come first.",
+    "correct rows come first.",
     function=e_aurc,
     measure=lambda scored: scored.rows.ranking.aurc - best_aurc(scored.rows.top.correct),
     position=140,
@@ -184,7 +184,7 @@ E_AURC = Metric(
 
 
 def best_aurc(correct: Bools) -> float:
-    """Return the smallest `aurc` of any order of these rows, in which all correct ones come first.
+    """Return the smallest `aurc` of any order of these rows: all correct rows come first.
 
     >>> round(best_aurc(np.array([True, False, True])), 4)
     0.1111

@@ -30,7 +30,7 @@ __all__ = ["TopLabel", "top_label"]
 
 @dataclass(frozen=True, eq=False)
 class TopLabel:
-    """Confidence (n,) of the predicted class, and whether the prediction is correct (n,).
+    """Confidence (n,) of the predicted class, and correctness (n,) of the prediction.
 
     All top-label metrics accept a TopLabel in place of probabilities and labels. A report can thus
     read all classes and sort the rows only once.

@@ -35,7 +35,7 @@ class Nodes:
         return OCTAVES_DOWN * self.per_octave
 
     def chained(self) -> list[int]:
-        """Return all nodes, ordered in chains whose nodes are one octave apart."""
+        """Return all nodes, grouped into chains in which consecutive nodes are one octave apart."""
         chains = (range(first, self.count, self.per_octave) for first in range(self.per_octave))
         return [node for chain in chains for node in chain]
 

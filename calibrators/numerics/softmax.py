@@ -1,6 +1,6 @@
 """Blocked softmax for temperature-type maps, and the sums over classes for fitting them.
 
-Both use only numpy, and are exact to the precision of the logits.
+All functions use only numpy, and are exact to the precision of the logits.
 """
 
 from __future__ import annotations

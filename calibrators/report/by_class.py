@@ -33,7 +33,7 @@ class ClassRow:
 
 
 def by_class(after: ClassTable, before: ClassTable | None) -> tuple[ClassRow, ...]:
-    """Return the classes with the largest ECE on the after side, worst first, up to 50.
+    """Return up to 50 classes with the largest ECE on the after side, worst first.
 
     >>> from calibrators.metrics import class_table
     >>> found = by_class(class_table([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]], [0, 1]), None)

@@ -28,8 +28,8 @@ class SegmentSide:
     def excess(self) -> float:
         """The ECE minus the 95 % quantile of its noise floor.
 
-        The mean is no suitable reference, because the ECE of a segment with one row is never near
-        it.
+        The floor's mean is not a suitable reference, because the ECE of a segment with one row is
+        never near it.
         """
         return self.ece - self.noise_floor.quantile95
 

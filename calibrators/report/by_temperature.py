@@ -54,7 +54,7 @@ def temperatures_of(
 
 
 def temperatures_at(fitted: CalibrationMap, values: ArrayLike) -> tuple[TemperatureCell, ...]:
-    """Return the temperatures of a map by margin, for ``values`` of the kind it was fitted on."""
+    """Return the temperatures of a map by margin, for ``values`` of the kind that it takes."""
     if not isinstance(fitted, TemperatureTypeMap):
         raise ParameterError(
             "no_temperature",

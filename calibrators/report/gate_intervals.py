@@ -45,11 +45,11 @@ def cautious_ece(bins: Iterable[Bin], level: float, seed: int = 0) -> Interval:
     """Return the interval of the ECE that decides a gate, from an equal-width table.
 
     The value is the ECE itself, which noise inflates. The lower bound is the ECE minus an upper
-    quantile of the noise, where only gaps beyond 2.5 standard errors count as real and all other
-    bins count as calibrated. It is 0 if a calibrated model could have such an ECE by chance. The
-    upper bound is not corrected for noise: it is the ECE plus a quantile of its spread, and at
-    least the largest overall gap that Wilson's interval for the accuracy allows. The numbers of
-    correct rows are drawn from binomial distributions; confidences and bins stay fixed.
+    quantile of the noise, where only gaps beyond 2.5 standard errors are taken as real and all
+    other bins as calibrated. The lower bound is 0 if a calibrated model could have such an ECE by
+    chance. The upper bound is not corrected for noise: it is the ECE plus a quantile of its spread,
+    and at least the largest overall gap that Wilson's interval for the accuracy allows. The numbers
+    of correct rows are drawn from binomial distributions; confidences and bins stay fixed.
 
     >>> calibrated = [Bin(0.8, 1.0, 1000.0, 0.9, 0.91, 0.01, 0.89, 0.93)]
     >>> found = cautious_ece(calibrated, 0.95)

@@ -62,9 +62,9 @@ class Report(Measurement):
 
     The inherited fields describe the probabilities that were evaluated (the "after" side).
     ``before`` measures the uncalibrated probabilities of the same rows, ``change`` holds the paired
-    intervals of after minus before, and ``verdict`` is the conclusion; without ``before``, these
-    are empty or None as well. ``chance`` tests whether the labels depend on the probabilities at
-    all, on the side where this is clearer; it is None if all labels are equal.
+    intervals of after minus before, and ``verdict`` is the conclusion; without ``before``, all
+    three are empty or None. ``chance`` tests whether the labels depend on the probabilities at all,
+    on the side where this is clearer; it is None if all labels are equal.
 
     ``by_margin`` splits the rows into thirds of the logit margin. ``by_class`` holds the worst
     calibrated classes (at most 50, worst first), and ``by_segment`` the segments with the most rows
@@ -145,7 +145,7 @@ class Report(Measurement):
 
     @property
     def chance_warning(self) -> str:
-        """Warning that the labels are predicted no better than by chance; empty if they are."""
+        """Warning that the labels are predicted no better than by chance; otherwise empty."""
         return text.chance_warning(self)
 
     @property

@@ -45,7 +45,7 @@ def conventions(bins: int, draws: int, level: float) -> dict[str, str]:
         "the rows never matters.",
         "debiased": "The debiased squared error is the mean squared gap of the equal-mass bins, "
         "minus the part due to chance, acc (1 - acc) / (n_b - 1) in each bin. Its expectation "
-        "is 0 for a calibrated model, so it can be negative; its square root then counts as 0.",
+        "is 0 for a calibrated model, so it can be negative; its square root is then set to 0.",
         "smooth ECE": "The gaps are not binned but smoothed by a Gaussian that is reflected at 0 "
         "and 1. The bandwidth is chosen so that it equals the resulting error.",
         "scores": "NLL is in nats, with probabilities below 1.2e-38 raised to that value. The "

@@ -90,7 +90,7 @@ class Gate(_Explained):
     FAIL = "fail", "the whole interval of the calibration error is beyond the limit"
     INSUFFICIENT_DATA = (
         "insufficient_data",
-        "the interval of the calibration error contains the limit: deciding needs more rows",
+        "the interval of the calibration error contains the limit: more rows are needed to decide",
     )
 
 
@@ -98,12 +98,13 @@ def decide(n: int, change: Mapping[str, Interval], chance: ChanceTest | None = N
     """Return the verdict on ``n`` judged rows from the paired changes (after minus before).
 
     Calibration is judged by the debiased squared calibration error, not by the ECE, which is
-    largely noise. If it is better, any loss (see ``lost``) makes the verdict a trade-off, and so
-    does a ranking in doubt (see ``in_doubt``). If it is not, the verdict is worse only if there is
-    a loss with the five intervals taken together (Bonferroni: 99 % each for 95 % together), because
-    five intervals mislead far more often than one. Bounds that touch 0, or are NaN, are on
-    neither side; missing changes are ignored. If ``chance`` found nothing above chance, the changes
-    mean nothing, because a map can always be calibrated to labels that belong to other rows.
+    largely noise. If calibration is better, any loss (see ``lost``) makes the verdict a trade-off,
+    and so does a ranking in doubt (see ``in_doubt``). If calibration is not better, the verdict is
+    worse only if there is a loss with the five intervals taken together (Bonferroni: 99 % each for
+    95 % together), because five intervals mislead far more often than one. Bounds that touch 0, or
+    are NaN, are on neither side; missing changes are ignored. If ``chance`` found nothing above
+    chance, the changes mean nothing, because a map can always be calibrated to labels that belong
+    to other rows.
 
     >>> fell, same = Interval(-0.2, -0.3, -0.1, 0.95), Interval(0.0, -0.01, 0.01, 0.95)
     >>> good = {"debiased_squared_error": fell, "nll": same, "accuracy": same}
@@ -168,7 +169,7 @@ def together(interval: Interval) -> Interval:
 
 
 def _loss(interval: Interval, better: int) -> float:
-    """Return the certain part of a loss: the bound of the interval on the better side.
+    """Return the certain part of a loss: the interval's bound on the better side.
 
     ``better`` is 1 if higher is better, and -1 if lower is better.
     """

@@ -164,7 +164,7 @@ def test_only_some_maps_have_a_band() -> None:
         TemperatureScaling().fit(data).interval(data.logits)
     fitted = Additive().fit(data)
     for level in (0, 1, -0.5, float("nan"), 0.99999999999999994, 1 - 1e-12):
-        with pytest.raises(ParameterError, match="level must lie between 0 and 1"):
+        with pytest.raises(ParameterError, match="level must be above 0 and at most"):
             fitted.interval(data.logits, level)
 
 

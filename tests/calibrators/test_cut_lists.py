@@ -102,7 +102,7 @@ def test_missing_probability_may_be_divided_among_the_zeros() -> None:
         return given + zeros * (1 - given.sum(axis=1, keepdims=True)) / zeros.sum(axis=1)[:, None]
 
     (p, labels), (held, truth) = drawn(3000, 100, 0), drawn(10_000, 100, 50)
-    with pytest.raises(DataError, match="spread the missing probability over zeros"):
+    with pytest.raises(DataError, match="spread the missing probability over the zeros"):
         CalibrationSet.from_probabilities(cut(p, 5, normal=False), labels)
     for name in ("temperature", "vector", "beta", "identity"):
         exact = held_out_ece(fit(name, p, labels), held, truth)

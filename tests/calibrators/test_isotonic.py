@@ -233,7 +233,7 @@ def test_onnx_agrees_on_the_real_sample() -> None:
         ([0.1, 0.2], [0.2, 0.1], "accuracy must be finite and non-decreasing"),
         ([0.1, 0.2], [0.2, 1.1], r"accuracy must lie in \[0, 1\]"),
         ([0.1, 0.2], [0.2], r"equal length, got shapes \(2,\) and \(1,\)"),
-        ([], [], r"confidence must hold at least 1 number, got shape \(0,\)"),
+        ([], [], r"confidence must contain at least 1 number, got shape \(0,\)"),
     ],
 )
 def test_invalid_maps(confidence: list, accuracy: list, rule: str) -> None:
@@ -251,7 +251,7 @@ def test_invalid_maps(confidence: list, accuracy: list, rule: str) -> None:
     [
         (np.zeros((2, 3)), np.zeros((2, 3)), r"3 rows, got shapes \(2, 3\) and \(2, 3\)"),
         (np.zeros((3, 2)), np.zeros((3, 1)), r"3 rows, got shapes \(3, 2\) and \(3, 1\)"),
-        (np.zeros((3, 0)), np.zeros((3, 0)), r"probability must hold at least 1 number"),
+        (np.zeros((3, 0)), np.zeros((3, 0)), r"probability must contain at least 1 number"),
         (np.zeros((3, 2)), np.eye(3, 2), r"frequency must be finite and non-decreasing, got 0 at"),
     ],
 )
@@ -268,7 +268,7 @@ def test_an_archive_without_nodes_is_refused() -> None:
     )
     for name in ("confidence", "accuracy"):
         object.__setattr__(good, name, np.zeros(0))
-    with pytest.raises(ArchiveError, match="must hold at least 1 number"):
+    with pytest.raises(ArchiveError, match="must contain at least 1 number"):
         archive.load(archive.dump(good))
 
 

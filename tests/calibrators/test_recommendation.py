@@ -48,7 +48,7 @@ def test_a_tie_goes_to_the_simpler_method_in_whatever_order() -> None:
         assert order[found.place].name == "temperature"
         lowest = min(order, key=lambda one: one.report.metrics["nll"])
         if lowest.name != "temperature":
-            assert f"not measurably above the lowest, {lowest.name}" in found.reason
+            assert f"not measurably higher than the lowest, that of {lowest.name}" in found.reason
 
 
 def test_the_lowest_nll_wins_where_the_difference_is_measurable() -> None:

@@ -156,7 +156,7 @@ def test_invalid_maps() -> None:
         replace(good, correction=np.zeros(3))
     with pytest.raises(ParameterError, match="correction must be finite, got nan"):
         replace(good, correction=np.array([0.0, np.nan]))
-    with pytest.raises(ParameterError, match="confidence must hold at least 1 number"):
+    with pytest.raises(ParameterError, match="confidence must contain at least 1 number"):
         replace(good, confidence=np.zeros(0), correction=np.zeros(0))
     with pytest.raises(ParameterError, match="confidence must be finite and non-decreasing"):
         replace(good, confidence=np.array([0.5, 0.4]))

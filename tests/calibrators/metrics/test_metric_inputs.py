@@ -153,7 +153,7 @@ def test_a_bad_row_beyond_the_first_block_is_found_by_its_own_index() -> None:
         (lambda: metrics.ood_auroc(GOOD, altered(0, 0, 3.0)), "probabilities_out must lie in"),
         (
             lambda: metrics.calibration_intervals(row_scores(GOOD, LABELS), level=1.0),
-            "level must lie between 0 and 1, at most 1 - 1e-9, got 1.0",
+            "level must be above 0 and at most 1 - 1e-9, got 1.0",
         ),
         (
             lambda: metrics.calibration_intervals(row_scores(GOOD, LABELS), draws=1),
