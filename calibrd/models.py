@@ -104,7 +104,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Move:
-    """A move of an alias: who, when, from, to and why."""
+    """A move of an alias: who moved it, when, from and to which version, and why."""
 
     revision: int
     from_version: int | None
@@ -165,7 +165,7 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """The reference ``name@number``, as taken by ``load`` and ``predict``."""
+        """The reference ``name@number``, as accepted by ``load`` and ``predict``."""
         return f"{self.calibrator}@{self.number}"
 
     def summary(self) -> str:

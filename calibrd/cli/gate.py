@@ -150,8 +150,8 @@ def _check_unseen(used: NamedMap, data: CalibrationSet, path: str) -> None:
     if used.fitted.method != IdentityMap.method and fitted_on == unordered_fingerprint(data):
         raise CommandError(
             "fitted_rows",
-            f"{path} holds the rows that {used.description} was fitted on, on which any map scores "
-            "too well, so the gate made no decision",
+            f"{path} contains the rows that {used.description} was fitted on; any map scores too "
+            "well on such rows, so the gate made no decision",
             "use labelled rows that the map was not fitted on",
         )
 

@@ -143,7 +143,8 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both if there is a GPU",
+        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both queues "
+        "if there is a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 

@@ -263,7 +263,7 @@ def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
 
 
 class _MethodProgress:
-    """The ``progress`` callback of a method, which adds its name and position, as plain JSON."""
+    """The ``progress`` callback of a method; adds the method's name and position in the fit."""
 
     def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
         self._hooks = hooks
@@ -379,7 +379,7 @@ def check_documents(versions: Sequence[NewVersion]) -> None:
 
 
 def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
-    """Return the map as an ONNX model, or a warning that says why it cannot be exported."""
+    """Return the map as an ONNX model, or a warning that explains why it cannot be exported."""
     try:
         return export(fitted), []
     except ExportError as error:

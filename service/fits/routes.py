@@ -184,7 +184,7 @@ def _submit(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """Submit the fit; return it, and True if an earlier request with the same key did so."""
+    """Return the submitted fit, and True if an earlier request with the same key submitted it."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)

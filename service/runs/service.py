@@ -85,7 +85,7 @@ class Recorded(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """The next step of a session as last read: its ranks, and the position before it."""
+    """The next step of a session, as last read: the step's ranks, and the ``head`` before it."""
 
     session: RunSession
     head: Head
@@ -148,7 +148,7 @@ def outcome(database: Database, recorded: Recorded) -> Posted:
 def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
     """Decide the due steps of a session; return False if this failed or was skipped.
 
-    They are skipped if another thread of this process is still deciding them after ``wait``
+    The steps are skipped if another thread of this process is still deciding them after ``wait``
     seconds. Unless the database is unavailable, a failure is logged rather than raised, so that it
     does not delay other sessions.
     """
@@ -289,7 +289,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
 
 
 def _decision_bytes(session: RunSession, settings: dict[str, Any] | None) -> int:
-    """Return how many bytes a decision of this session takes at most."""
+    """Return the maximum size of a decision of this session in bytes."""
     bins = WIDTHS if settings is None else settings["bins"]
     return DECISION_BYTES + BIN_BYTES * int(bins) + RANK_BYTES * session.world_size
 

@@ -60,8 +60,8 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 class Recovered:
     """The run's last position on this machine, and the sessions left to send.
 
-    ``begun`` is the start time of that position's session. ``has_unsent`` covers all processes;
-    ``sessions`` are those taken over from dead processes.
+    ``begun`` is the start time of the session at that position. ``has_unsent`` is True if any
+    process has unsent passes; ``sessions`` contains only sessions taken over from dead processes.
     """
 
     last: Start | None = None
