@@ -206,8 +206,8 @@ class Version:
 class Comparison:
     """A comparison of two versions on the same rows; ``first`` is the report's ``before``.
 
-    ``dataset`` is None if the rows are those that both versions were judged on. If there is no
-    verdict, ``no_verdict`` gives the reason, for example that a version was fitted on these rows.
+    ``dataset`` is None for rows that both versions were judged on. If there is no verdict,
+    ``no_verdict`` gives the reason, for example that a version was fitted on these rows.
     """
 
     calibrator: Name

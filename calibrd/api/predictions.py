@@ -259,7 +259,7 @@ def unknown_segments(response: Response) -> str:
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """Issue one warning for the notes of all blocks; it points at the user's code."""
+    """Issue one warning for the notes of all blocks; the warning points at the user's code."""
     present = [one for one in notes if one]
     if not present:
         return

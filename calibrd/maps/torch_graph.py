@@ -1,6 +1,6 @@
 """Calibration maps as torch modules, built from the maps' ONNX graphs.
 
-All methods that can be exported to ONNX are supported; a new operation needs a line in OPERATIONS.
+All methods that can be exported to ONNX are supported; add new operations to OPERATIONS.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class KeyRing:
         return self._principals[key.id]
 
     def check(self, principal: Principal) -> None:
-        """Raise Unauthenticated if the caller's access has ended since it was admitted."""
+        """Raise Unauthenticated if the caller's access has ended since admission."""
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:

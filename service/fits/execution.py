@@ -47,7 +47,7 @@ class Stop(Enum):
 
 
 class Hooks(Protocol):
-    """Callbacks of a running fit; both must return quickly."""
+    """Callbacks of a running fit; each must return quickly."""
 
     def progress(self, current: dict[str, Any]) -> None:
         """Receive the current progress of the fit."""

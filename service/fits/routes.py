@@ -44,7 +44,7 @@ LONGEST_WAIT = 60
 MAX_ARRAY_DEPTH = 8
 EVENTS: openapi.Answers = {
     200: {
-        "description": "One event per change; its data is the fit as JSON",
+        "description": "One event per change, with the fit as JSON in its data",
         "content": {
             "text/event-stream": {
                 "schema": {

@@ -117,7 +117,7 @@ class Outbox:
         """Take over the sessions of dead processes; return them with the run's last position."""
         for path in self._of_other_keys():
             _log.warning(
-                "%s holds unsent steps of another API key: only that key can send them", path
+                "%s contains unsent steps of another API key: only that key can send them", path
             )
         for lock in self.path.parent.glob("*.lock"):  # remove the locks of long-dead processes
             with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ class Outbox:
         return None
 
     def mark_sent(self, key: str, number: int) -> None:
-        """Delete a sent pass, but keep the state after it if it is the newest pass."""
+        """Delete a sent pass; if it is the newest pass, keep only its state."""
         if not self.path.exists():
             return
         with self._opened() as database:
