@@ -141,11 +141,11 @@ def apply_file(
     ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` can name one or more
     other columns. If both files are tables, the other columns are copied too; if both are npz
     files, so are the other arrays. ``drop_inputs`` leaves out the inputs. For all other
-    combinations, only the probabilities are written.
+    combinations of formats, only the probabilities are written.
 
-    Segments are read from the array or column named by ``segments``, by default ``segments`` or
-    ``segment`` if present. Features, if the map needs them, are read from the ``features`` array of
-    an npz. The remaining options are the same as for BatchApply; ``predictions`` and
+    Segments are read from the array or column named by ``segments``; by default, from ``segments``
+    or ``segment``, if present. Features, if the map needs them, are read from the ``features``
+    array of an npz. The remaining options are the same as for BatchApply; ``predictions`` and
     ``one_column_each`` require a table as the target, and ``output`` has no effect on an npy file.
     The target is written atomically, and an existing file is replaced only with ``force``.
     """

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     max_workspace_bytes: int = Field(0, ge=0)
     """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
-    """Maximum size of a predict body in bytes, both as sent and uncompressed."""
+    """Maximum size of a predict request body in bytes, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
     """Memory for large bodies and responses, at most half per workspace; further requests wait."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)

@@ -90,8 +90,8 @@ class VersionCalls(ApiBase):
         ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
         Without a report, the version can only be promoted with ``force``. Pass the ``rows`` of the
         result of ``fit_local`` as ``judged_rows`` to allow comparisons with other versions judged
-        on the same data. They hold the confidence, NLL, Brier score and margin of each judged row,
-        and whether the prediction was correct.
+        on the same data. These rows hold the confidence, NLL, Brier score and margin of each judged
+        row, and whether the prediction was correct.
         """
         checked_name(name)
         plain = map_of(fitted)

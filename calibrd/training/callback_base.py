@@ -67,7 +67,7 @@ class AttachedObserver:
             self.observing.discard()
 
     def end(self) -> None:
-        """Close the observer at the end of training, whether it succeeded or not."""
+        """Close the observer when training ends, successfully or not."""
         self._is_on = False
         if self.observing is not None:
             self.observing.close()

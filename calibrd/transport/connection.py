@@ -230,7 +230,7 @@ def _host_of(url: object) -> str:
 
 
 def _maybe_done(check_hint: str) -> str:
-    return f"it may or may not have succeeded{f': {check_hint}' if check_hint else ''}"
+    return f"the request may or may not have succeeded{f': {check_hint}' if check_hint else ''}"
 
 
 def _message(error: httpx.RequestError) -> str:

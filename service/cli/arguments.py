@@ -119,7 +119,7 @@ def _settings_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     group = flags.add_argument_group(
         "settings",
-        f"Each can also be set in the environment: {PREFIX}PORT for --port. Flags take precedence.",
+        f"All can also be set in the environment ({PREFIX}PORT for --port). Flags take precedence.",
     )
     for name, field in Settings.model_fields.items():
         default = "" if field.default == "" else f" [{field.default}]"

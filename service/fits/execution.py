@@ -139,7 +139,7 @@ def run(
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write the outcome of an attempt and its versions; return None if it is no longer running.
+    """Write the outcome and versions of an attempt; return None if the attempt has ended already.
 
     The fit fails if its blobs were written so long ago that the sweep may have deleted them.
     """

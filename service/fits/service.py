@@ -205,7 +205,7 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
         raise Invalid(
             "evaluation_is_the_dataset",
             "the evaluation dataset must differ from the dataset: "
-            "omit it to hold out a part of the dataset",
+            "omit evaluation to hold out a part of the dataset",
         )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(

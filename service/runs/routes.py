@@ -72,7 +72,8 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     """Open a session for posting statistics, and return the state to continue from.
 
     An existing run continues after its last decided step. With `state` or `from_step`, it continues
-    from there and repeats the later steps. Sending the same `session` again returns that session.
+    from that state or step, and repeats the later steps. Sending the same `session` again returns
+    that session.
     """
     opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}

@@ -351,14 +351,15 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
     """Raise TooLarge if a rank's share is so large that the sum over all ranks could overflow."""
-    share = f"the statistics of one of {session.world_size} ranks may contain at most"
+    share = f"the statistics of each of {session.world_size} ranks may have"
     most = MAX_ROWS // session.world_size
     if statistics.rows > most:
-        raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
+        raise TooLarge("too_many_rows", f"{share} at most {most} rows, got {statistics.rows}")
     most = MAX_NUMBER // session.world_size
     if statistics.nll_sum > most:
         raise TooLarge(
-            "too_many_rows", f"{share} an nll sum of {most} * 2^-24, got {statistics.nll_sum}"
+            "too_many_rows",
+            f"{share} an nll sum of at most {most} * 2^-24, got {statistics.nll_sum}",
         )
 
 

@@ -300,9 +300,9 @@ def test_errors_take_one_or_two_lines(
 def test_notes_of_an_error_are_printed(calibrd: Any, line: FaultyLine) -> None:
     line.before = lambda asked: Say(503)
     asked = ("rollback", "m", "--url", line.url)
-    assert "\nnote: it may or may not have succeeded: " in calibrd(*asked).err
+    assert "\nnote: the request may or may not have succeeded: " in calibrd(*asked).err
     (note,) = calibrd(*asked, "--json").document["error"]["notes"]
-    assert note.startswith("it may or may not have succeeded: ")
+    assert note.startswith("the request may or may not have succeeded: ")
 
 
 def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) -> None:
