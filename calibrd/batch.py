@@ -139,13 +139,13 @@ def apply_file(
 
     Each file may be .npy, .npz, .parquet or .arrow. The input is the ``logits`` array or column, or
     ``probabilities`` for a map fitted on probabilities; in tables, ``columns`` can name one or more
-    other columns. If both files are tables, the other columns are copied too; if both are npz, the
-    other arrays. ``drop_inputs`` leaves out the inputs. For all other combinations, only the
-    probabilities are written.
+    other columns. If both files are tables, the other columns are copied too; if both are npz
+    files, so are the other arrays. ``drop_inputs`` leaves out the inputs. For all other
+    combinations of formats, only the probabilities are written.
 
-    Segments are read from the array or column named by ``segments``, by default ``segments`` or
-    ``segment`` if present. Features, if the map needs them, are read from the ``features`` array of
-    an npz. The remaining options are the same as for BatchApply; ``predictions`` and
+    Segments are read from the array or column named by ``segments``; by default, from ``segments``
+    or ``segment``, if present. Features, if the map needs them, are read from the ``features``
+    array of an npz. The remaining options are the same as for BatchApply; ``predictions`` and
     ``one_column_each`` require a table as the target, and ``output`` has no effect on an npy file.
     The target is written atomically, and an existing file is replaced only with ``force``.
     """
@@ -174,7 +174,7 @@ def apply_file(
         start, steady.kind, chosen, find_segments, with_features=steady.has_features
     ) as opened:
         if not opened.rows:
-            raise DataError("empty", f"{start} holds no rows")
+            raise DataError("empty", f"{start} contains no rows")
         kept = opened.columns_to_copy(end, drop_inputs=drop_inputs)
         with (
             atomic_target(end) as part,

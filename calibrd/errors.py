@@ -2,10 +2,10 @@
 
 CalibrdError
 ├── ServiceAway            unreachable, or no response before the deadline
-│   └── MaybeDone          no response to a call that is not retried: it may have succeeded
+│   └── MaybeDone          no response to a call that is not retried, but may have succeeded
 ├── StoreAway              the object store does not accept the parts sent directly to it
 ├── NotCalibrd             something responds at this URL, but it is not a calibrd service
-├── FitFailed              the fit failed: ``code`` says why
+├── FitFailed              the fit failed: ``code`` gives the reason
 ├── FitWasCancelled        the fit was cancelled
 ├── WaitedTooLong          the timeout of ``wait`` has passed; the fit continues
 ├── MapDamaged             the bytes of a map do not have the expected hash
@@ -20,8 +20,9 @@ CalibrdError
     └── ServerError        5xx: contact the operator of the service
         └── Unavailable    429, 502, 503, 504: try again later
 
-Each has a stable ``code`` for programs and a ``hint`` for people, from calibrators/error_codes.py.
-Invalid data raises a DataError of ``calibrators`` before anything is sent.
+Each error has a stable ``code`` for programs and a ``hint`` for people, from
+calibrators/error_codes.py. Invalid data raises a DataError of ``calibrators`` before anything is
+sent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from calibrators.error_codes import hint_of
 
 
 class CalibrdError(Exception):
-    """Base class of the SDK's errors; ``hint`` says how to fix the problem, if known."""
+    """Base class of the SDK's errors; ``hint`` explains how to fix the problem, if known."""
 
     code: str
     # True if an earlier attempt at the same request may have succeeded

@@ -104,7 +104,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Move:
-    """A move of an alias: who, when, from, to and why."""
+    """A move of an alias: who moved it, when, from and to which version, and why."""
 
     revision: int
     from_version: int | None
@@ -165,7 +165,7 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """The reference ``name@number``, as taken by ``load`` and ``predict``."""
+        """The reference ``name@number``, as accepted by ``load`` and ``predict``."""
         return f"{self.calibrator}@{self.number}"
 
     def summary(self) -> str:
@@ -206,8 +206,8 @@ class Version:
 class Comparison:
     """A comparison of two versions on the same rows; ``first`` is the report's ``before``.
 
-    ``dataset`` is None if the rows are those that both versions were judged on. If there is no
-    verdict, ``no_verdict`` gives the reason, for example that a version was fitted on these rows.
+    ``dataset`` is None for rows that both versions were judged on. If there is no verdict,
+    ``no_verdict`` gives the reason, for example that a version was fitted on these rows.
     """
 
     calibrator: Name

@@ -125,7 +125,7 @@ class CalibratedModel(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # ty
             return np.asarray(np.log(self.predict_proba(X)))
 
     def decision_function(self, X: Any) -> Array:
-        """Return calibrated logits (n, k); for two classes, the log odds (n,) of the second."""
+        """Return calibrated logits (n, k); for two classes, log odds (n,) of the second class."""
         outputs = self._outputs(X)
         logits = self.map_.transform(outputs)
         return np.asarray(logits[:, 1] - logits[:, 0]) if logits.shape[1] == 2 else logits

@@ -116,7 +116,7 @@ def fingerprint(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the module's state_dict must only hold tensors, but {name!r} is a "
+                f"the module's state_dict must contain only tensors, but {name!r} is a "
                 f"{type(value).__name__}: use calibrd.fingerprint on the model's file"
             )
         plain = value.detach().cpu().contiguous()

@@ -50,7 +50,7 @@ def configure(level: str, format: Literal["auto", "json", "console"]) -> None:
     "auto" is text on a terminal and JSON elsewhere. Libraries log at "warning" and above, unless
     ``level`` is "debug".
 
-    Start uvicorn with ``log_config=None, access_log=False``, or it restores its own handlers.
+    Start uvicorn with ``log_config=None, access_log=False``; otherwise it restores its handlers.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)

@@ -17,7 +17,7 @@ HARMLESS = "\u00ad\u200c\u200d\u200e\u200f"
 
 
 def is_readable(text: str, *, lines: bool = False) -> bool:
-    r"""Return whether a string has only characters that terminals and pages show unchanged.
+    r"""Return whether a string contains only characters that terminals and pages show unchanged.
 
     With ``lines``, line breaks and tabs are allowed.
 
@@ -39,5 +39,7 @@ def check_name(name: str, what: str) -> str:
 def check_alias(name: str) -> str:
     """Return the alias; raise Invalid if it is not a valid name or looks like a version number."""
     if name.isdigit():
-        raise Invalid("bad_name", "an alias must not be all digits: those are version numbers")
+        raise Invalid(
+            "bad_name", "an alias must not be all digits, because such names are version numbers"
+        )
     return check_name(name, "an alias")

@@ -55,15 +55,15 @@ class Settings(BaseSettings):
     max_part_bytes: int = Field(256 * MEGABYTE, ge=1024)
     """Maximum size of one part of an upload, in bytes."""
     max_open_uploads: int = Field(200, ge=1)
-    """Maximum number of uncommitted uploads in parts per workspace."""
+    """Maximum number of uncommitted uploads sent in parts, per workspace."""
     max_open_upload_bytes: int = Field(0, ge=0)
     """Maximum total bytes of uncommitted parts per workspace; 0 means 4 times max_upload_bytes."""
     max_workspace_bytes: int = Field(0, ge=0)
     """Maximum bytes stored per workspace; 0 means a quarter of the disk, or no limit on S3."""
     max_predict_bytes: int = Field(32 * MEGABYTE, ge=1024)
-    """Maximum size of a predict body in bytes, both as sent and uncompressed."""
+    """Maximum size of a predict request body in bytes, both as sent and uncompressed."""
     body_memory_bytes: int = Field(256 * MEGABYTE, ge=MEGABYTE)
-    """Memory for large bodies and responses, at most half of it per workspace; others wait."""
+    """Memory for large bodies and responses, at most half per workspace; further requests wait."""
     max_json_bytes: int = Field(16 * MEGABYTE, ge=1024)
     """Maximum size of a JSON or CSV body; send larger data as npy, npz or safetensors."""
     max_classes: int = Field(100_000, ge=2)

@@ -55,7 +55,7 @@ class ApiBase:
     ) -> Flow[Response]:
         """Send a request to a path below ``/v1/``; return the response, or raise its error.
 
-        A request that is not ``repeatable`` is sent only once; ``check_hint`` tells the user how to
+        A request that is not ``repeatable`` is sent only once; ``check_hint`` then explains how to
         find out whether it succeeded. A response larger than ``max_bytes`` raises NotCalibrd.
         """
         all_headers = dict(headers or {})

@@ -24,7 +24,7 @@ class LocalCalls(ApiBase):
     def load(
         self, ref: str | Version, *, model: str | None = None, refresh: float | None = 30.0
     ) -> Flow[LocalMap]:
-        """Load a map to apply in this process; it follows its alias.
+        """Load a map to apply in this process; the map follows its alias.
 
         The alias is polled every ``refresh`` seconds (None: never). Loaded maps are cached on disk.
         If the service is unavailable, another server responds at its URL, or the download is

@@ -103,13 +103,13 @@ class PredictCalls(ApiBase):
     ) -> Flow[Array]:
         """Return calibrated probabilities (n, k) for ``values`` of the kind the map was fitted on.
 
-        A one-dimensional array is a single row. For a two-class map, or if the array is too large
-        for one request, it holds one logit (or probability) per row, as for maps from ``load``.
-        Many rows are sent in blocks, several at a time. ``segments`` holds the segment of each row,
-        for a map that has segments; segments that the map does not know cause an UnknownSegments
-        warning. ``features`` (n, d) holds the features of each row, for a map that needs them.
-        ``model`` is a fingerprint: a version that was fitted for another model is rejected with
-        ``model_mismatch``. To apply maps locally, use ``load``.
+        A one-dimensional array is a single row, unless the map has two classes or the array is too
+        large for one request: then it holds one logit (or probability) per row, as for maps from
+        ``load``. Many rows are sent in blocks, several at a time. ``segments`` holds the segment of
+        each row, for a map that has segments; segments that the map does not know cause an
+        UnknownSegments warning. ``features`` (n, d) holds the features of each row, for a map that
+        needs them. ``model`` is a fingerprint: a version that was fitted for another model is
+        rejected with ``model_mismatch``. To apply maps locally, use ``load``.
         """
         found, notes = yield from self._in_blocks(
             ref, values, segments, features, drop_none(dtype=dtype, model=model)
@@ -259,7 +259,7 @@ def unknown_segments(response: Response) -> str:
 
 
 def warn_of_unknown_segments(notes: Sequence[str], rows: int) -> None:
-    """Issue one warning for the notes of all blocks; it points at the user's code."""
+    """Issue one warning for the notes of all blocks; the warning points at the user's code."""
     present = [one for one in notes if one]
     if not present:
         return

@@ -21,7 +21,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_alias(alias: str) -> str:
-    """Return an alias unchanged; raise ValueError if it is invalid, such as a number."""
+    """Return an alias unchanged; raise ValueError if it is invalid or a number."""
     if not NAME.fullmatch(alias) or alias.isdigit():
         raise ValueError(
             "an alias must be 1 to 64 characters from a-z, 0-9, '.', '_' and '-', and not "

@@ -41,11 +41,12 @@ class RunCalls(ApiBase):
     ) -> Flow[RunSession]:
         """Open or continue a training run; return a session with the state to train with.
 
-        Without ``state`` or ``from_step``, the run continues from the last decided step. All ranks
-        of a job pass the same ``session``. ``decides`` says who merges the statistics and updates
-        the state: the ``trainer`` or the ``service``, which waits at most ``merge_timeout`` seconds
-        for all ranks. ``begun`` is the start time of the session in seconds since 1970, for
-        sessions that are reported late; the session with the latest start is the current one.
+        If neither ``state`` nor ``from_step`` is given, the run continues from the last decided
+        step. All ranks of a job pass the same ``session``. ``decides`` states who merges the
+        statistics and updates the state: the ``trainer`` or the ``service``, which waits at most
+        ``merge_timeout`` seconds for all ranks. ``begun`` is the start time of the session in
+        seconds since 1970, for sessions that are reported late; the session with the latest start
+        is the current one.
         """
         body = drop_none(
             name=checked_run(name),
@@ -131,7 +132,7 @@ class RunCalls(ApiBase):
         after: int | None = None,
         limit: int | None = None,
     ) -> Flow[list[RunStep]]:
-        """List the decided steps of a run, oldest first, without steps that were repeated later.
+        """List the decided steps of a run, oldest first, except those repeated later.
 
         With ``session``, list all steps of that session, repeated or not.
         """

@@ -82,7 +82,7 @@ class Upload:
             return None
 
     def _is_kept(self, known: Dataset) -> bool:
-        """Return whether the dataset will be kept; if not, another upload extends its retention."""
+        """Return whether the dataset is kept long enough; if not, it is uploaded again."""
         if self.retention != Retention() or known.delete_after_fit:
             return False
         return known.expires_at is None or known.expires_at - datetime.now(UTC) > SOON

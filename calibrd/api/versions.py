@@ -88,9 +88,9 @@ class VersionCalls(ApiBase):
         """Register a map that was fitted locally as a version; no logits leave this machine.
 
         ``calibrd.fit_local`` returns both the map and its report: ``register(name, *fitted)``.
-        Without a report, the version can only be promoted with ``force``. ``judged_rows`` is
-        ``rows`` in the result of ``fit_local``; it lets ``compare`` compare the version with others
-        judged on the same data. It holds the confidence, NLL, Brier score and margin of each judged
+        Without a report, the version can only be promoted with ``force``. Pass the ``rows`` of the
+        result of ``fit_local`` as ``judged_rows`` to allow comparisons with other versions judged
+        on the same data. These rows hold the confidence, NLL, Brier score and margin of each judged
         row, and whether the prediction was correct.
         """
         checked_name(name)
@@ -129,8 +129,8 @@ class VersionCalls(ApiBase):
 
         The verdict judges ``second`` relative to ``first``: ``improved`` means that ``second`` is
         better. The versions are compared on a ``dataset``, or by default on the rows that both were
-        judged on and neither was fitted on. If one of them was fitted on the rows of the dataset,
-        there is no verdict.
+        judged on and neither was fitted on. If either version was fitted on the rows of the
+        dataset, there is no verdict.
         """
         checked_name(name)
         numbers = []
@@ -154,8 +154,8 @@ class VersionCalls(ApiBase):
     def get_onnx(self, ref: str | Version) -> Flow[bytes]:
         """Return the ONNX model of a version that the service fitted.
 
-        It maps float32 logits (n, k) to probabilities (n, k). Registered versions have no ONNX
-        model; export their maps with ``calibrators.export.onnx``.
+        The model maps float32 logits (n, k) to probabilities (n, k). Registered versions have no
+        ONNX model; export their maps with ``calibrators.export.onnx``.
         """
         return (yield from self._bytes(Reference.of(ref), "onnx"))
 

@@ -119,7 +119,7 @@ def check_same_kind(fitted: CalibrationMap, data: CalibrationSet, path: Path) ->
     if (data.k, data.kind) != (fitted.k, fitted.kind):
         raise CommandError(
             "wrong_kind",
-            f"{path} holds {data.kind} of {data.k} classes, "
+            f"{path} contains {data.kind} of {data.k} classes, "
             f"but the map takes {fitted.kind} of {fitted.k} classes",
         )
 

@@ -21,7 +21,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, client: Client, version: Version, alias: str) -> Figures | None:
-        """Compare a version with the alias's current version or, if that fails, with the model."""
+        """Compare a version with the alias's current version or, failing that, with the model."""
         compared = _compared(client, version, alias)
         if compared is not None:
             return compared
@@ -61,7 +61,10 @@ class Figures(NamedTuple):
 
 
 def _compared(client: Client, version: Version, alias: str) -> Figures | None:
-    """Compare with the alias's version; return None if it is the same or there is no verdict."""
+    """Compare a version with the alias's current version.
+
+    Return None if they are the same version or there is no verdict.
+    """
     try:
         there = client.get_alias(version.calibrator, alias).version
         if there == version.number:

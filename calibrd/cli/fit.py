@@ -183,7 +183,7 @@ def _fit_on_service(context: CommandContext, client: Client, methods: Methods) -
 
 
 def _rows(context: CommandContext, path: str, methods: Methods) -> SetFile:
-    """Return the rows of a file; raise CommandError if a method needs segments but it has none."""
+    """Return the rows of a file; raise CommandError if it lacks segments that a method needs."""
     needing = (_method_needing_segments(*one, context.flags.seed) for one in methods)
     method = next((one for one in needing if one is not None), None)
     found = context.set_file(path).for_segments(method is not None)
@@ -205,14 +205,14 @@ def _method_needing_segments(method: str, params: Mapping[str, Any], seed: int) 
 
 
 def _evaluation(context: CommandContext, data: SetFile, methods: Methods) -> SetFile:
-    """Return the rows of --evaluation; raise CommandError if kind or classes differ from DATA."""
+    """Return the rows of --evaluation; raise CommandError unless kind and classes match DATA."""
     found = _rows(context, context.flags.evaluation, methods)
     checked, classes = found.checked(), data.values.shape[1:]
     if (checked.kind, (checked.k,)) != (data.kind, classes):
         raise CommandError(
             "wrong_kind",
-            f"{found.path} holds {checked.kind} of {checked.k} classes, but {data.path} holds "
-            f"{data.kind} of {' x '.join(map(str, classes))}",
+            f"{found.path} contains {checked.kind} of {checked.k} classes, but {data.path} "
+            f"contains {data.kind} of {' x '.join(map(str, classes))}",
         )
     return found
 

@@ -114,8 +114,8 @@ def gate(context: CommandContext) -> int:
     if data.is_surely_probabilities:
         raise CommandError(
             "looks_like_probabilities",
-            f"{flags.data} holds probabilities, not logits: every row lies in [0, 1] and sums to "
-            "1, so the gate made no decision",
+            f"{flags.data} contains probabilities, not logits: every row lies in [0, 1] and sums "
+            "to 1, so the gate made no decision",
             "for a map of logits, save the outputs before the softmax; for a map of probabilities, "
             "name the npz array 'probabilities', or pass --kind probabilities for a table",
         )
@@ -150,8 +150,8 @@ def _check_unseen(used: NamedMap, data: CalibrationSet, path: str) -> None:
     if used.fitted.method != IdentityMap.method and fitted_on == unordered_fingerprint(data):
         raise CommandError(
             "fitted_rows",
-            f"{path} holds the rows that {used.description} was fitted on, on which any map scores "
-            "too well, so the gate made no decision",
+            f"{path} contains the rows that {used.description} was fitted on; any map scores too "
+            "well on such rows, so the gate made no decision",
             "use labelled rows that the map was not fitted on",
         )
 
@@ -186,7 +186,7 @@ def rows_needed(report: Report, limit: float, metric: str = "calibration_error")
     """Estimate the number of rows needed to decide; return None if it is too large to estimate.
 
     The width of an interval is assumed to shrink with the square root of the number of rows. For
-    the calibration error, the interval of its square is used, because it is symmetric.
+    the calibration error, the interval of its square is used, because that interval is symmetric.
     """
     found, edge = report.gate_interval(metric), limit
     if metric == "calibration_error":

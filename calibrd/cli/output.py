@@ -143,7 +143,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 def _give_up(stream: TextIO | None) -> None:
     """Redirect a stream to the null device, unless it has no file descriptor.
 
-    Otherwise Python would flush it again at exit and fail, which changes the exit code.
+    Python flushes the stream at exit; a failure then would change the exit code.
     """
     try:
         descriptor = -1 if stream is None else stream.fileno()

@@ -21,9 +21,9 @@ NO_VALUES = ("NoneType", "NAType")  # the latter is from pandas
 def as_array(values: Any, name: str = "values") -> Array:
     """Convert an array, a tensor on any device, a column, a frame, a table or a list to numpy.
 
-    Lists in a column become the rows of a matrix, and the columns of a frame its columns. Data is
-    copied only if necessary. Missing or masked values, nested lists in a column, and text raise a
-    DataError that refers to the values as ``name``.
+    A column of lists becomes a matrix with a list in each row, and a frame becomes a matrix with
+    the same columns. Data is copied only if necessary. Missing or masked values, nested lists in a
+    column, and text raise a DataError that refers to the values as ``name``.
 
     >>> as_array([[2.0, 0.5], [1.0, 0.0]]).shape
     (2, 2)
@@ -209,8 +209,8 @@ def _refuse_missing(
 ) -> None:
     """Raise DataError if values are missing.
 
-    ``missing`` is a mask with ``width`` values per row, or a function that returns it; ``start`` is
-    the number of its first row. ``some`` is the number of missing values, if known.
+    ``missing`` is a mask with ``width`` values per row, or a function that returns one; ``start``
+    is the number of the first row in the mask. ``some`` is the number of missing values, if known.
     """
     if some == 0:
         return

@@ -63,12 +63,12 @@ def read_set(
     """Read an npz (``logits`` or ``probabilities``, and ``labels``), parquet or arrow file.
 
     In a table, the values are in one column of lists or in several columns; they are logits unless
-    ``kind`` says otherwise. From an npz, ``features``, ``head_weight`` and ``head_bias`` are read
-    too, if present.
+    ``kind`` is "probabilities". From an npz, ``features``, ``head_weight`` and ``head_bias`` are
+    read too, if present.
 
     Segments are read from ``segments_column``, which must be present. By default they are read from
-    ``segments`` or ``segment``, if present; if those values are not valid segments (floats, missing
-    values, identifiers), they are left out with a warning.
+    ``segments`` or ``segment``, if present; values that are not valid segments (floats, missing
+    values, identifiers) are then left out with a warning.
     """
     source = Path(path)
     for endings, read in READERS:
@@ -104,8 +104,8 @@ def _from_npz(
     if len(found) != 1 or labels not in names:
         raise DataError(
             "missing_array",
-            f"{path} must hold {labels!r} and either 'logits' or 'probabilities', "
-            f"but holds {listed}",
+            f"{path} must contain {labels!r} and either 'logits' or 'probabilities', "
+            f"but contains {listed}",
         )
     with np.load(path, allow_pickle=False) as stored:
         values, truth = (_member(path, stored, name) for name in (found[0], labels))
@@ -127,7 +127,7 @@ def _member(path: Path, stored: Any, name: str) -> Array:
         return np.asarray(stored[name])
     except ValueError as error:
         raise DataError(
-            "not_an_array", f"{path} must hold arrays of numbers, not pickled objects: {error}"
+            "not_an_array", f"{path} must contain arrays of numbers, not pickled objects: {error}"
         ) from error
 
 
@@ -137,7 +137,7 @@ def _segments_in(path: Path, stored: Any, name: str) -> Array:
     except DataError as error:
         raise DataError(
             error.code,
-            f"{path} must hold {name!r} as text or integers, not as pickled objects: "
+            f"{path} must contain {name!r} as text or integers, not as pickled objects: "
             f"save {name}.astype(str)",
         ) from error
 
@@ -162,7 +162,7 @@ def _from_table(
                 named.extend(batch.column(segments).to_pylist())
             rows_read += len(batch)
     if not rows_read:
-        raise DataError("empty", f"{path} holds no rows")
+        raise DataError("empty", f"{path} contains no rows")
     made = SetFile(path, kind, np.concatenate(values), np.concatenate(truth))
 
     def read(_: str) -> Array:

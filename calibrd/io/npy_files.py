@@ -41,7 +41,7 @@ class NpyRows:
         if self.dtype.hasobject:
             raise DataError(
                 "pickled",
-                f"{name} holds pickled objects, which are never loaded: save numbers or, for "
+                f"{name} contains pickled objects, which are never loaded: save numbers or, for "
                 "segments, segments.astype(str)",
             )
         if len(self.shape) not in (1, 2):
@@ -91,7 +91,7 @@ def open_rows(path: Path, kind: str) -> Iterator[NpyRows]:
         if member not in archive.namelist():
             raise DataError(
                 "missing_array",
-                f"{path} must hold an array {kind!r}, but holds {members_of(archive)}",
+                f"{path} must contain an array named {kind!r}, but contains {members_of(archive)}",
             )
         with archive.open(member) as file:
             yield NpyRows(file, f"{kind} of {path}")

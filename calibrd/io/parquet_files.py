@@ -59,7 +59,7 @@ class ParquetTable:
             if self.schema.names.count(name) != 1:
                 raise DataError(
                     "missing_column",
-                    f"{self.path} must have exactly one column {name!r}, "
+                    f"{self.path} must have exactly one column named {name!r}, "
                     f"but has {', '.join(map(repr, self.schema.names))}",
                 )
         return wanted

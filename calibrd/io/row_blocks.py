@@ -55,7 +55,7 @@ class RowSource(NamedTuple):
                 raise DataError(
                     "repeated_column",
                     f"{self.path} has more than one column {name!r}, which would be copied to "
-                    f"{target}: rename one, or write an .npy",
+                    f"{target}: rename one, or write an .npy file",
                 )
         return [name for name in self.names if not (drop_inputs and name in self.inputs)]
 
@@ -158,7 +158,7 @@ def _blocks_of_table(
 
 @contextmanager
 def atomic_target(target: Path) -> Iterator[Path]:
-    """Yield a temporary file next to the target; if the block succeeds, it replaces the target."""
+    """Yield a temporary file next to the target, which it replaces if the block succeeds."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield part

@@ -93,7 +93,7 @@ class MapCache:
         return self.folder / f"{sha256}.map"
 
     def _sweep(self) -> None:
-        """Remove old files that no entry refers to, including those of crashed writers."""
+        """Remove old files that no entry refers to, including files of crashed writers."""
         with contextlib.suppress(OSError):
             old = time.time() - SWEPT_AFTER_SECONDS
             others = [path for path in self.folder.iterdir() if path.suffix != ".json"]

@@ -51,7 +51,7 @@ class MapRequest:
 class MapLoader:
     """Loader of the map that a reference points at now; ``options`` apply to each request.
 
-    With ``following``, a version that takes different input from the known map raises
+    With ``following``, a version that does not take the same input as the known map raises
     InputMismatch.
     """
 
@@ -105,7 +105,7 @@ class MapLoader:
 
 
 def _check_input(known: LoadedMap, version: Version) -> None:
-    """Raise InputMismatch if a version takes different input from the map in use."""
+    """Raise InputMismatch unless a version takes the same input as the map in use."""
     if (version.kind, version.classes) != (known.map.kind, known.map.k):
         raise InputMismatch(
             f"{version.reference} takes {version.kind} of {version.classes} classes, but version "

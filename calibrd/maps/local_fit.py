@@ -36,7 +36,7 @@ def fit_local(
     """Fit and judge a map locally, as the service does; return ``(map, report)``.
 
     ``client.register(name, *fitted)`` sends only the map and the report to the service. ``kind``
-    says whether the values are "logits" or "probabilities". For methods that need them,
+    states whether the values are "logits" or "probabilities". For methods that need them,
     ``segments`` holds the segment of each row, ``features`` the input to the model's last layer,
     and ``head`` that layer's ``(weight, bias)``. Fits on a ``device`` other than "cpu" need torch
     (``pip install 'calibrd[train]'``).

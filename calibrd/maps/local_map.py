@@ -38,7 +38,7 @@ _log = logging.getLogger("calibrd")
 
 
 class MapSource:
-    """The source of a local map, which polls the service with its own client."""
+    """The source of a local map; it polls the service with a client of its own."""
 
     def __init__(self, connection: Connection, request: MapRequest) -> None:
         self.connection = connection
@@ -66,7 +66,7 @@ class LocalMap:
     Threads can share it, and it works after a fork. While the service is unavailable or rejects
     requests, the current version stays in use, and ``problem`` gives the reason. The same holds if
     the alias moves to a version with a different kind of input or number of classes. A pickle or a
-    copy keeps the current version; it does not follow the alias and does not hold the API key.
+    copy keeps the current version, does not follow the alias and does not contain the API key.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class LocalMap:
 
     @property
     def problem(self) -> str | None:
-        """The error from the last poll of the service; None if it succeeded."""
+        """The error from the last poll of the service; None if the poll succeeded."""
         return self._problem
 
     @property

@@ -30,7 +30,7 @@ class ForkAware(Protocol):
 
 
 class Refresher:
-    """Thread that calls ``refresh`` every ``seconds`` until it is stopped or its owner deleted."""
+    """Thread that calls ``refresh`` every ``seconds`` until it is stopped or its owner is gone."""
 
     def __init__(self, owner: Refreshable, seconds: float) -> None:
         self.seconds = seconds

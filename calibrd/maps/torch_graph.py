@@ -1,6 +1,6 @@
 """Calibration maps as torch modules, built from the maps' ONNX graphs.
 
-All methods that can be exported to ONNX are supported; a new operation needs a line in OPERATIONS.
+All methods that can be exported to ONNX are supported; add new operations to OPERATIONS.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from calibrd.maps.local_map import LocalMap, map_of
 class GraphOperation(NamedTuple):
     """The torch version of an ONNX operation, called as ``run(tensors, numbers, attributes)``.
 
-    The first ``tensors`` inputs of the operation are tensors (None: all of them). The others, such
-    as axes, are passed as ``numbers`` and must be known when the module is built.
+    The first ``tensors`` inputs of the operation are tensors (None: all of them). The other inputs,
+    such as axes, are passed as ``numbers`` and must be known when the module is built.
     """
 
     run: Callable[..., Tensor]
@@ -153,7 +153,7 @@ class Recorder:
 
 
 def _type_of(number: int) -> torch.dtype | None:
-    """Return the target type of a Cast; None, for ONNX's float, stands for the input type."""
+    """Return the target type of a Cast; for ONNX's float, return None (the input type)."""
     types = {FLOAT: None, DOUBLE: torch.float64}
     if number not in types:
         raise ExportError("unknown_operation", f"calibrd.torch does not support ONNX type {number}")

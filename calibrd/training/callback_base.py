@@ -1,6 +1,6 @@
 """Base classes of the callbacks, which create an AdaFocal or a Monitor when training begins.
 
-The ranks and the checkpoint are unknown before that.
+The ranks and the checkpoint are unknown until then.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AttachedObserver:
             self.observing.discard()
 
     def end(self) -> None:
-        """Close the observer at the end of training, whether it succeeded or not."""
+        """Close the observer when training ends, successfully or not."""
         self._is_on = False
         if self.observing is not None:
             self.observing.close()
@@ -147,8 +147,9 @@ class SteeringCallback(CallbackBase):
 class MonitoringCallback(CallbackBase):
     """Callback that monitors training with any loss.
 
-    ``loss`` is a loss created by ``make_loss``, or its name with its parameters; it is notified at
-    the end of each epoch. With ``diagnose``, ``agreement`` holds the diagnostics of the last pass.
+    ``loss`` is a loss created by ``make_loss``, or the name of one with its parameters; the loss is
+    notified at the end of each epoch. With ``diagnose``, ``agreement`` holds the diagnostics of the
+    last pass.
     """
 
     kind = "monitor"

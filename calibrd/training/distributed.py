@@ -21,7 +21,7 @@ class Distributed(Ranks):
         self.reports = self.rank == 0
 
     def merged(self, statistics: BinStatistics) -> BinStatistics:
-        """Return the sum over all ranks; it is exact, because the terms are integers."""
+        """Return the sum over all ranks, which is exact because the terms are integers."""
         parts = self.gathered(statistics.to_bytes())
         return sum(map(BinStatistics.from_bytes, parts), BinStatistics.empty())
 
@@ -32,7 +32,7 @@ class Distributed(Ranks):
         return parts
 
     def agreed(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the document of rank 0; it is sent as JSON, which preserves floats exactly."""
+        """Return the document of rank 0, sent as JSON, which preserves floats exactly."""
         place = _device()
         text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
         length = torch.tensor([text.size], device=place)

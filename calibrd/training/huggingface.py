@@ -170,7 +170,7 @@ class _Hooks(CallbackBase):
         return more
 
     def _observe_batch(self, logits: Tensor, labels: Tensor) -> None:
-        """Observe an evaluation batch; a no-op if the callback does that elsewhere."""
+        """Observe an evaluation batch; a no-op if the callback observes batches elsewhere."""
 
     def _check(self, loss: Loss) -> None:
         if loss.reduction != "mean":
@@ -197,9 +197,9 @@ class _Monitor(MonitoringCallback, _Hooks):
 
     Use it as ``Trainer(..., callbacks=[callback], compute_metrics=callback.compute_metrics)``. The
     arguments are the same as for ``calibrd.training.Monitor``. To train with a loss from
-    ``make_loss``, pass its name as ``loss`` and its parameters, and also
-    ``compute_loss_func=callback.compute_loss``. Losses that keep state across epochs lose it when
-    training is resumed.
+    ``make_loss``, pass its name as ``loss``, and its parameters, to the callback, and pass
+    ``compute_loss_func=callback.compute_loss`` to the ``Trainer``. Losses that keep state across
+    epochs lose it when training is resumed.
 
     A loss that takes embeddings needs ``head``, the name of the model's last layer, such as
     ``"classifier"``; the input of that layer is used as embeddings. A loss that takes the index of

@@ -96,8 +96,8 @@ class _Monitor(MonitoringCallback, _Hooks):
     """Callback that streams the calibration of every validation pass, for any loss.
 
     The arguments are the same as for ``calibrd.training.Monitor``. To train with a loss from
-    ``make_loss``, pass its name as ``loss`` and its parameters, and use ``callback.loss`` in the
-    module; the loss is notified at the end of each epoch.
+    ``make_loss``, pass its name as ``loss``, and its parameters, to the callback, and use
+    ``callback.loss`` in the module; the loss is notified at the end of each epoch.
     """
 
 

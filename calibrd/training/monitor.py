@@ -119,7 +119,7 @@ class Monitor(Observer):
 
 
 def agreement_of(logits: Any, labels: Any, ignore_index: int = IGNORED) -> ClassAgreement:
-    """Return the agreement between the predictions in a batch and the mean of their class.
+    """Return how well the predictions in a batch agree with the mean prediction of their class.
 
     >>> round(agreement_of([[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 0, -100]).kl_divergence, 3)
     0.918

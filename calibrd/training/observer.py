@@ -1,6 +1,6 @@
 """Base classes of AdaFocal and Monitor, which observe validation passes and report them as a run.
 
-Each row of a pass is reduced to three numbers on its device; these are counted in bins.
+Each row of a pass is reduced, on its device, to three numbers, which are counted in bins.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class Observer:
     def step(self) -> Summary:
         """End a validation pass and return its summary; if there is a loss, update its state.
 
-        With torch.distributed, all ranks must call it, and all get the same state and summary.
+        With torch.distributed, all ranks must call ``step``, and all get the same state and
+        summary.
         """
         statistics = self._merged()
         if self._loss is None:
@@ -155,7 +156,7 @@ class Observer:
     def close(self) -> None:
         """Send as many steps as possible within the budget; the next process sends the rest.
 
-        All ranks must call it; calling ``step`` afterwards is an error on every rank.
+        All ranks must call ``close``; calling ``step`` afterwards is an error on every rank.
         """
         self._is_closed = True
         if self._reporter is not None and self._process == os.getpid():
@@ -279,8 +280,8 @@ def ranks_of(rank: int | None, world_size: int | None, session: str | None) -> R
         )
     if world_size > 1 and session is None:
         raise ValueError(
-            "session is required with rank= and world_size=: pass a name shared by all ranks that "
-            "no earlier job of this run has used, such as the scheduler's job id"
+            "session is required with rank= and world_size=: pass a name that all ranks share and "
+            "that no earlier job of this run has used, such as the scheduler's job id"
         )
     return Ranks(rank, world_size)
 

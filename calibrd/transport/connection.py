@@ -111,8 +111,8 @@ class Connection:
         """Send a request with retries; return the response, or raise its error.
 
         Network failures and temporary failures of the service are retried for ``retry_seconds``
-        with growing random pauses if the request is ``repeatable`` or cannot have arrived. If it
-        may have arrived and is not repeatable, ``check_hint`` tells the user how to find out
+        with growing random pauses if the request is ``repeatable`` or cannot have arrived. If a
+        request that is not repeatable may have arrived, ``check_hint`` explains how to find out
         whether it succeeded. Responses with a status in ``also`` are returned instead of raised.
         """
         limit = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -180,7 +180,7 @@ def _is_passing(error: CalibrdError) -> bool:
 
 
 def path(*parts: object) -> str:
-    """Join parts into a service path; they are escaped, so they cannot change the route.
+    """Join parts into a service path; escaping ensures that they cannot change the route.
 
     >>> path("calibrators", "a/b", "versions", 3)
     '/v1/calibrators/a%2Fb/versions/3'
@@ -230,7 +230,7 @@ def _host_of(url: object) -> str:
 
 
 def _maybe_done(check_hint: str) -> str:
-    return f"it may or may not have succeeded{f': {check_hint}' if check_hint else ''}"
+    return f"the request may or may not have succeeded{f': {check_hint}' if check_hint else ''}"
 
 
 def _message(error: httpx.RequestError) -> str:

@@ -61,7 +61,7 @@ class Work:
 class Together:
     """Flows to run concurrently, at most ``at_once`` at a time; results are in the same order.
 
-    If a flow fails, flows that have not started are skipped and its error is raised.
+    If a flow fails, its error is raised, and flows that have not started are skipped.
     """
 
     flows: Sequence[Callable[[], Flow[Any]]]
@@ -111,7 +111,7 @@ class Call(Protocol[P, R]):
 
 
 def call(flow: Callable[Concatenate[Any, P], Flow[R]]) -> Call[P, R]:
-    """Turn a flow into a method of both clients, synchronous in one and a coroutine in the other.
+    """Turn a flow into a method of ``Client`` and a coroutine method of ``AsyncClient``.
 
     The method is a plain function, so inspect, help and mock support it. The client's ``run``
     determines what it returns.

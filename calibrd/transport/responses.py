@@ -129,7 +129,7 @@ def error_of(response: Response) -> Refused | NotCalibrd | None:
 
 
 def _without_problem(response: Response) -> Refused | NotCalibrd:
-    """Return the error for a response without a problem document, as from HEAD or a proxy."""
+    """Return the error for a response without a problem document (to HEAD, or from a proxy)."""
     request_id = response.headers.get("x-request-id")
     if response.status >= 500 or response.status == TOO_MANY or request_id is not None:
         code = f"status_{response.status}"

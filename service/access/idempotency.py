@@ -52,7 +52,7 @@ def keep(
     if not store.idempotency.keep(principal.workspace, key, _digest(request), answer):
         raise Conflict(
             "idempotency_key_in_use",
-            "a concurrent request with this Idempotency-Key finished first: send this one again",
+            "a concurrent request with this Idempotency-Key finished first: repeat this request",
         )
 
 

@@ -79,7 +79,7 @@ def create(
 
 
 def _make_room(store: Store, workspace: str) -> None:
-    """Delete the oldest ended keys; raise Conflict if the workspace has too many valid ones."""
+    """Delete old revoked and expired keys; raise Conflict if too many are still valid."""
     store.keys.lock_workspace(workspace)  # otherwise two callers could both create the last one
     store.keys.forget_ended(workspace, MAX_KEYS)
     if store.keys.count_live(workspace) >= MAX_KEYS:
@@ -101,8 +101,8 @@ def find(store: Store, workspace: str, id: str) -> Key:
 def revoke(store: Store, workspace: str, id: str, *, even_last: bool = False) -> Key:
     """Revoke a key; revoking it twice is not an error.
 
-    The last valid admin key is only revoked with ``even_last``, because nobody could manage the
-    workspace over HTTP without it.
+    The last valid admin key is only revoked with ``even_last``, because without an admin key nobody
+    could manage the workspace over HTTP.
     """
     if not even_last and is_last_admin(store, workspace, id):
         raise Conflict(
@@ -122,7 +122,7 @@ def is_last_admin(store: Store, workspace: str, id: str) -> bool:
 
 
 def rotate(store: Store, workspace: str, id: str, *, grace_hours: float) -> NewKey:
-    """Replace a key with a copy of the same lifetime; the old key ends after the grace period."""
+    """Replace a key with one of the same lifetime; the old key ends after the grace period."""
     if not 0 <= grace_hours <= MAX_GRACE_HOURS:
         raise Invalid("bad_grace", f"grace_hours must be between 0 and {MAX_GRACE_HOURS}")
     old = find(store, workspace, id)
@@ -183,7 +183,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """True if no key was ever created; ended keys count, so open access never returns."""
+        """True if no key was ever created; revoking all keys does not restore open access."""
         return not self._keys
 
     @property
@@ -219,7 +219,7 @@ class KeyRing:
         return self._principals[key.id]
 
     def check(self, principal: Principal) -> None:
-        """Raise Unauthenticated if the caller's access has ended since it was admitted."""
+        """Raise Unauthenticated if the caller's access has ended since admission."""
         if principal.key is not None:
             self.admit(principal.key)
         elif not self.is_empty:

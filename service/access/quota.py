@@ -27,7 +27,7 @@ class Quota:
     def check(
         self, store: Store, workspace: str, more: int = 0, *, is_promotion: bool = False
     ) -> None:
-        """Raise TooLarge if ``more`` bytes exceed the workspace's limit, or NoSpace on a full disk.
+        """Raise TooLarge if ``more`` bytes would exceed the limit, or NoSpace if the disk is full.
 
         Promotions may exceed the limit by a tenth, so that a full workspace never blocks a release.
         """

@@ -97,7 +97,7 @@ class Keys(Repository):
         return self._one(Key, select(keys).where(keys.c.id == id, keys.c.workspace == workspace))
 
     def page(self, workspace: str, limit: int, after: After | None) -> list[Key]:
-        """Return a page of a workspace's keys, newest first, including ended ones."""
+        """Return a page of a workspace's keys, valid or not, newest first."""
         chosen = select(keys).where(keys.c.workspace == workspace)
         if after is not None:
             chosen = chosen.where(tuple_(keys.c.created_at, keys.c.id) < tuple_(*after))
@@ -119,7 +119,7 @@ class Keys(Repository):
         return self.session.scalar(select(func.count()).select_from(keys).where(mine)) or 0
 
     def forget_ended(self, workspace: str, keep: int) -> None:
-        """Delete all but the newest ``keep`` ended keys of a workspace."""
+        """Delete all but the newest ``keep`` revoked or expired keys of a workspace."""
         mine = (keys.c.workspace == workspace) & ~_is_live()
         oldest = select(keys.c.id).where(mine).order_by(keys.c.created_at.desc())
         surplus = list(self.session.scalars(oldest.offset(keep).limit(DELETE_BATCH)))
@@ -128,7 +128,7 @@ class Keys(Repository):
             self._execute(delete(keys).where(keys.c.id.in_(surplus)))
 
     def states(self) -> dict[str, tuple[object, ...]]:
-        """Return a summary of each workspace's keys that changes whenever one of its keys does."""
+        """Return a summary of each workspace's keys that changes whenever a key changes."""
         facts = (
             func.count(),
             func.count(keys.c.revoked_at),

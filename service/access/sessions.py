@@ -1,7 +1,7 @@
 """Dashboard sessions: a random token in a cookie stands in for an API key for a few hours.
 
-Only the SHA-256 of the token is stored. A session is only valid while its key is: check the key
-against the key ring before admitting a session.
+Only the SHA-256 of the token is stored. A session is only valid while its key is valid: check the
+key against the key ring before admitting a session.
 """
 
 from __future__ import annotations

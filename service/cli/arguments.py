@@ -119,7 +119,7 @@ def _settings_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     group = flags.add_argument_group(
         "settings",
-        f"Each can also be set in the environment: {PREFIX}PORT for --port. Flags take precedence.",
+        f"All can also be set in the environment ({PREFIX}PORT for --port). Flags take precedence.",
     )
     for name, field in Settings.model_fields.items():
         default = "" if field.default == "" else f" [{field.default}]"
@@ -143,7 +143,8 @@ def _add_worker_flags(worker: argparse.ArgumentParser) -> None:
         action="append",
         dest="queues",
         choices=QUEUES,
-        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both if there is a GPU",
+        help=f"queue to serve (repeatable); by default {QUEUES[0]}, or both queues "
+        "if there is a GPU",
     )
     worker.add_argument("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one")
 

@@ -48,7 +48,10 @@ def doctor(settings: Settings, options: argparse.Namespace) -> int:
     else:
         say(", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         if counts.get("orphan_blobs"):
-            say_note("orphaned blobs are harmless: workers delete them every hour, as does `sweep`")
+            say_note(
+                "orphaned blobs are harmless: workers delete them every hour, "
+                "and `sweep` does so on demand"
+            )
     return UNHEALTHY if counts["findings"] else 0
 
 

@@ -86,7 +86,7 @@ def check_blobs_url(settings: Settings) -> None:
 
 @contextmanager
 def database_explained() -> Iterator[None]:
-    """Convert any database error into a service error that says what to check."""
+    """Convert any database error into a service error that explains what to check."""
     try:
         yield
     except (SQLAlchemyError, CommandError, OSError, ValueError) as error:
@@ -95,7 +95,7 @@ def database_explained() -> Iterator[None]:
 
 @contextmanager
 def failures_explained() -> Iterator[None]:
-    """Convert failures that the user can fix into errors that say what to check.
+    """Convert failures that the user can fix into errors that explain what to check.
 
     Other errors, such as a violated constraint, are bugs and keep their traceback.
     """

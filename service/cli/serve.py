@@ -80,7 +80,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that greets when it is ready, and shuts down cleanly on repeated signals."""
+    """A server that prints a greeting when ready, and shuts down cleanly on repeated signals."""
 
     greeting: str
     most_of_one_address: int
@@ -131,8 +131,8 @@ def _allow_many_connections() -> None:
 def _reduce_garbage_collection() -> None:
     """Exempt loaded objects from garbage collection, and collect less often.
 
-    A collection blocks all requests; with thousands of connections, a full one takes almost a
-    second.
+    A collection blocks all requests; with thousands of connections, a full collection takes almost
+    a second.
     """
     gc.collect()
     gc.freeze()
@@ -156,7 +156,7 @@ def _check_exposure(settings: Settings, database: Database, options: argparse.Na
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Open the listening socket before anything else, so that a used port is reported at once."""
+    """Open the listening socket before anything else, so that a port in use is reported at once."""
     try:
         listening = socket.create_server(
             (settings.host, settings.port),

@@ -99,8 +99,8 @@ def roll_back(
 ) -> Alias:
     """Undo the last move of an alias; see `aliases.roll_back`.
 
-    Without a reason this works in a full workspace, too: the bytes of a rollback count with the
-    move that it undoes.
+    Without a reason, this works even in a full workspace, because the bytes of a rollback were
+    already counted when the alias was moved.
     """
     if reason:
         with database.read() as store:

@@ -32,7 +32,7 @@ Number = Annotated[int, Query(ge=1, lt=2**31)]
 
 
 class ComparisonOut(Body):
-    """A comparison of two versions: `before` in the report is the first, `after` the second."""
+    """A comparison of two versions; in the report, `before` is the first and `after` the second."""
 
     calibrator: str = Field(examples=["fashion"])
     first: int = Field(examples=[2])
@@ -80,9 +80,9 @@ async def compare_versions(
     """Compare two versions on the held-out rows that both were judged on, or on a `dataset`.
 
     Without a `dataset`, versions that have no judged rows in common are compared on the evaluation
-    dataset of one of them, if it still exists; otherwise the response is 409 `no_common_rows`.
-    There is no verdict if a version was fitted on the rows; `no_verdict` then gives the reason.
-    Choosing a dataset requires the `fit` scope.
+    dataset of one of them, if that dataset still exists; otherwise the response is 409
+    `no_common_rows`. There is no verdict if a version was fitted on the rows; `no_verdict` then
+    gives the reason. Choosing a dataset requires the `fit` scope.
     """
     pair, data = await joined.executors.query.run(
         caller.workspace, _pair_and_dataset, joined, caller, name, (first, second), dataset

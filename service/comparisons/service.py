@@ -66,10 +66,9 @@ class Pair(NamedTuple):
 class Comparison:
     """A report whose "before" is the first version and "after" the second, on the same rows.
 
-    ``dataset`` is None for rows that both versions were judged on; otherwise ``rows`` is the
-    number of rows in the dataset, and the report may cover a uniform sample of them.
-    ``no_verdict`` says why the report has no verdict. ``content`` holds the response body once it
-    has been encoded.
+    ``dataset`` is None for rows that both versions were judged on; otherwise ``rows`` is the number
+    of rows in the dataset, and the report may cover a uniform sample of them. ``no_verdict`` states
+    why the report has no verdict. ``content`` holds the response body once it has been encoded.
     """
 
     report: Report
@@ -97,8 +96,8 @@ class Comparisons:
     ) -> Future[Comparison]:
         """Return the comparison on a dataset, or on the common judged rows if ``dataset`` is None.
 
-        It is started unless it is cached. A failed comparison is returned only once; the next
-        call starts it again.
+        The comparison is started unless it is cached. A failed comparison is returned only once;
+        the next call starts it again.
         """
         if dataset is not None:
             _check_size(dataset)
@@ -306,7 +305,7 @@ def _check_size(dataset: Dataset) -> None:
         raise TooLarge(
             "dataset_too_large",
             f"versions can be compared on datasets of at most {limit:,} {dataset.kind} (rows times "
-            f"classes); this one has {values:,}",
+            f"classes), got {values:,}",
             limit=limit,
         )
 

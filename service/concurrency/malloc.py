@@ -18,7 +18,8 @@ def share_heaps() -> None:
 def keep_freed_memory() -> None:
     """Make the C library retain some freed memory, because fits keep allocating large arrays.
 
-    Returning it to the system and faulting it in again takes a fifth of a small fit's time.
+    Returning this memory to the system and faulting it in again takes a fifth of a small fit's
+    time.
     """
     _set(MMAP_THRESHOLD, RETAINED_BLOCK_BYTES)
     _set(TRIM_THRESHOLD, RETAINED_BYTES)

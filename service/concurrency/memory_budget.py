@@ -19,7 +19,7 @@ MAX_WAITING = 100
 class _Waiter:
     """A call that is waiting to grow from ``held`` to ``size`` bytes.
 
-    ``is_built`` is True if it already occupies these bytes.
+    ``is_built`` is True if the call already occupies these bytes.
     """
 
     owner: str
@@ -35,8 +35,7 @@ class MemoryBudget:
     """A limit on the total memory of concurrent calls.
 
     One owner (a workspace) gets at most half of the total, so that it cannot block the others. A
-    call that needs more counts as half, and runs when its owner holds nothing else. Owners take
-    turns.
+    call that needs more than half runs only when its owner holds nothing else. Owners take turns.
 
     Parameters
     ----------
@@ -73,7 +72,8 @@ class MemoryBudget:
         """Wait until a call can grow from ``held`` to ``size`` bytes.
 
         Raises TooMany after the timeout. It is raised at once if too many of the owner's calls are
-        waiting, or if those that occupy their bytes while waiting (``is_built``) exceed its share.
+        waiting, or if those that already occupy their bytes (``is_built``) exceed the owner's
+        share.
         """
         waiter = _Waiter(owner, held, size, is_built)
         self._waiting.setdefault(owner, deque()).append(waiter)
@@ -195,8 +195,8 @@ class MemoryHold:
 class CallMemory:
     """The memory budgets of a process: for incoming bodies, work and outgoing responses.
 
-    They are separate, so that a slow client only occupies memory for the body that it sends or
-    the response that it reads. A call that holds memory for work never waits for a client.
+    The budgets are separate, so that a slow client only occupies memory for the body that it sends
+    or the response that it reads. A call that holds memory for work never waits for a client.
     """
 
     def __init__(self, total: int, *, wait_seconds: float = WAIT_SECONDS) -> None:

@@ -30,7 +30,7 @@ _log = structlog.get_logger("calibrd.tasks")
 
 
 class TaskProcess:
-    """A separate process for tasks, started by the first one.
+    """A separate process for tasks, started by the first task.
 
     The process is killed after IDLE_SECONDS without a task; the next task starts another.
     """
@@ -45,8 +45,8 @@ class TaskProcess:
     def run(self, task: str, request: dict[str, Any], seconds: float) -> bytes:
         """Return the result of a task.
 
-        Raises Unavailable if it takes longer than ``seconds`` or its process dies, and a
-        ServiceError with the task's own code if it fails.
+        Raises Unavailable if the task takes longer than ``seconds`` or its process dies, and a
+        ServiceError with the task's own code if the task fails.
         """
         with self._running:
             self._stop_idle_clock()

@@ -42,9 +42,9 @@ def parsing_turn(size: int) -> Iterator[None]:
 class FairExecutor:
     """A small thread pool in which one owner never occupies all threads.
 
-    It is small on purpose, because every thread that computes in Python delays the event loop.
-    An owner (a workspace) occupies at most ``threads - 1`` threads (or the only one) and may have
-    ``most_waiting`` calls in flight; further calls raise TooMany. If several owners occupy all
+    The pool is small on purpose, because every thread that computes in Python delays the event
+    loop. An owner (a workspace) occupies at most ``threads - 1`` threads (or the only one) and may
+    have ``most_waiting`` calls in flight; further calls raise TooMany. If several owners occupy all
     threads for longer than SPARE_AFTER seconds, waiting calls get up to SPARE_THREADS more.
     """
 

@@ -47,7 +47,7 @@ class Stop(Enum):
 
 
 class Hooks(Protocol):
-    """Callbacks of a running fit; both must return quickly."""
+    """Callbacks of a running fit; each must return quickly."""
 
     def progress(self, current: dict[str, Any]) -> None:
         """Receive the current progress of the fit."""
@@ -139,7 +139,7 @@ def run(
 def conclude(
     database: Database, fit: Fit, ending: Ending, progress: dict[str, Any] | None = None
 ) -> Fit | None:
-    """Write the outcome of an attempt and its versions; return None if it is no longer running.
+    """Write the outcome and versions of an attempt; return None if the attempt has ended already.
 
     The fit fails if its blobs were written so long ago that the sweep may have deleted them.
     """
@@ -263,7 +263,7 @@ def _recipes(attempt: FitAttempt, memory_limit: int | None) -> list[Calibrator]:
 
 
 class _MethodProgress:
-    """The ``progress`` callback of a method, which adds its name and position, as plain JSON."""
+    """The ``progress`` callback of a method; adds the method's name and position in the fit."""
 
     def __init__(self, hooks: Hooks, method: str, done: int, methods: int) -> None:
         self._hooks = hooks
@@ -379,7 +379,7 @@ def check_documents(versions: Sequence[NewVersion]) -> None:
 
 
 def _onnx(fitted: CalibrationMap) -> tuple[bytes | None, list[dict[str, str]]]:
-    """Return the map as an ONNX model, or a warning that says why it cannot be exported."""
+    """Return the map as an ONNX model, or a warning that explains why it cannot be exported."""
     try:
         return export(fitted), []
     except ExportError as error:

@@ -35,8 +35,8 @@ def claim(
 ) -> Claim:
     """Claim the oldest fit of the workspace whose last fit started longest ago.
 
-    Workspaces with ``most_running`` running fits are skipped: the worker that finishes one of
-    them claims the next. If there is no fit to claim, nothing is written, because a write to
+    Workspaces with ``most_running`` running fits are skipped: the worker that finishes one of these
+    fits claims the next one. If there is no fit to claim, nothing is written, because a write to
     SQLite would wake all workers, including this one.
 
     A claim renews the heartbeat. A worker that was declared dead cannot claim a fit before its

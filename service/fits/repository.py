@@ -51,7 +51,7 @@ class Turn(NamedTuple):
 
 
 class Fits(Repository):
-    """SQL for fits. Writes by an attempt are fenced: they apply only while it is running."""
+    """SQL for fits. Writes by an attempt are fenced: they apply only while the attempt runs."""
 
     def add(self, workspace: str, **facts: Any) -> Fit:
         """Add a queued fit."""
@@ -214,7 +214,7 @@ class Fits(Repository):
         return Losses(*self.session.execute(chosen).one())
 
     def cancel(self, id: str) -> Fit | None:
-        """Cancel a queued fit at once, or ask a running one to stop; return None if it is final."""
+        """Cancel a queued fit, or ask a running one to stop; return None if the fit has ended."""
         waits = (fits.c.id == id) & (fits.c.status == FitStatus.QUEUED)
         done = {"status": FitStatus.CANCELLED, "cancel_requested": True, "finished_at": now()}
         ended = self._fit(update(fits).where(waits).values(**done).returning(*fits.c))

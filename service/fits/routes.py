@@ -44,7 +44,7 @@ LONGEST_WAIT = 60
 MAX_ARRAY_DEPTH = 8
 EVENTS: openapi.Answers = {
     200: {
-        "description": "One event per change; its data is the fit as JSON",
+        "description": "One event per change, with the fit as JSON in its data",
         "content": {
             "text/event-stream": {
                 "schema": {
@@ -184,7 +184,7 @@ def _submit(
     keeping: Retention,
     key: str | None,
 ) -> tuple[Fit, bool]:
-    """Submit the fit; return it, and True if an earlier request with the same key did so."""
+    """Return the submitted fit, and True if an earlier request with the same key submitted it."""
     request = sent.request
     if sent.arrays_type is not None:
         request = replace(request, kind=kind, keeping=keeping)

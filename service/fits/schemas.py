@@ -115,7 +115,7 @@ class RecommendationOut(Body):
 
 
 def _progress(fit: records.Fit) -> dict[str, Any] | None:
-    """Return the last progress of a fit; if it succeeded, all of its methods are done."""
+    """Return the last progress of a fit; if the fit succeeded, mark all of its methods as done."""
     if fit.progress is None or fit.status is not records.FitStatus.SUCCEEDED:
         return fit.progress
     return {**fit.progress, "methods_done": fit.progress.get("methods", 1)}

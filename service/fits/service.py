@@ -205,7 +205,7 @@ def _check_alike(data: Dataset, evaluation: Dataset) -> None:
         raise Invalid(
             "evaluation_is_the_dataset",
             "the evaluation dataset must differ from the dataset: "
-            "omit it to hold out a part of the dataset",
+            "omit evaluation to hold out a part of the dataset",
         )
     if (data.kind, data.classes) != (evaluation.kind, evaluation.classes):
         raise Invalid(
@@ -286,7 +286,7 @@ def _reading_bytes(dataset: Dataset) -> int:
 
 
 def _check_features(spec: FitSpec, data: Dataset, evaluation: Dataset | None) -> None:
-    """Raise Invalid if a method needs features or a head and a dataset has none."""
+    """Raise Invalid if a method needs features or a head that a dataset lacks."""
     for recipe in spec.recipes:
         method = recipe.method_needing_features
         for name, dataset in (("dataset", data), ("evaluation dataset", evaluation)):
@@ -305,7 +305,7 @@ def _check_features(spec: FitSpec, data: Dataset, evaluation: Dataset | None) ->
 
 
 def _check_segments(spec: FitSpec, data: Dataset, evaluation: Dataset | None) -> None:
-    """Raise Invalid if a method needs segments and a dataset has none."""
+    """Raise Invalid if a method needs segments that a dataset lacks."""
     for recipe in spec.recipes:
         method = recipe.method_needing_segments
         if method is None:
@@ -344,7 +344,7 @@ class FitWatcher(Watcher[str, Fit]):
         return self.changes(fit.id, fit, _is_final)
 
     async def finished(self, fit: Fit, seconds: float) -> Fit:
-        """Wait until the fit is final, ``seconds`` have passed or ``stop`` is called; return it."""
+        """Return the fit once it is final, ``seconds`` have passed or ``stop`` is called."""
         return await self.until(fit.id, fit, _is_final, seconds)
 
 

@@ -92,8 +92,8 @@ class RunHistory(Repository):
     def _line(self, run: str) -> list[Stretch]:
         """Return the history of a run, oldest step first, with one index lookup per session.
 
-        A later session that started from an earlier step repeated the steps after it, and only the
-        repeated steps belong to the history. The steps of a session have no gaps.
+        A session that starts from an earlier step repeats the steps after that one; only the
+        repetitions belong to the history. The steps of a session have no gaps.
         """
         base = run_sessions.c.base_step
         last = (

@@ -129,7 +129,7 @@ class Runs(Repository):
         return {row[0]: row[1] for row in rows}
 
     def add_session(self, run: str, begun: float | None, **facts: Any) -> RunSession:
-        """Add the next session of a locked run; a ``begun`` in the future counts as now."""
+        """Add the next session of a locked run; ``begun`` is capped at the current time."""
         number = self.session_count(run)
         begun_at = now() if begun is None else case((begun < now(), begun), else_=now())
         times = {"begun_at": begun_at, "created_at": now()}
@@ -140,7 +140,7 @@ class Runs(Repository):
         return made
 
     def session_count(self, run: str) -> int:
-        """Return the number of sessions of a run; this is the last number, as none are deleted."""
+        """Return the number of sessions of a run: its last session number, as none are deleted."""
         last = select(func.max(run_sessions.c.number)).where(run_sessions.c.run == run)
         return self.session.scalar(last) or 0
 
@@ -273,9 +273,9 @@ class RunSteps(Repository):
         return {SessionKey(run, number): step for run, number, step in rows if step is not None}
 
     def due(self, keys: Collection[SessionKey] | None, limit: int) -> list[SessionKey]:
-        """Return sessions whose next step can be decided: it is complete, or past its timeout.
+        """Return sessions whose next step can be decided: the step is complete or past its timeout.
 
-        Reads only indexes, because a row of statistics may have 500 kB.
+        Reads only indexes, because a row of statistics may take 500 kB.
         """
         if keys is not None and not keys:
             return []
@@ -354,7 +354,7 @@ def _with_statistics() -> Subquery:
 
 
 def bytes_until_decided(content: int, claimed: State) -> int:
-    """Return the bytes that statistics and a claimed state take until the step is decided.
+    """Return how many bytes statistics and a claimed state take until the step is decided.
 
     >>> bytes_until_decided(10, {"a": 1})
     18
@@ -369,7 +369,7 @@ def _with_bytes(run: str, more: int) -> Update:
 
 
 def is_decided() -> ColumnElement[bool]:
-    """Return the SQL condition that the step of a statistics row is decided."""
+    """Return an SQL condition on a statistics row: its step is decided."""
     its_step = and_(
         run_steps.c.run == run_statistics.c.run,
         run_steps.c.session == run_statistics.c.session,

@@ -72,7 +72,8 @@ def open_run(response: Response, joined: Joined, caller: Caller, body: OpenRunIn
     """Open a session for posting statistics, and return the state to continue from.
 
     An existing run continues after its last decided step. With `state` or `from_step`, it continues
-    from there and repeats the later steps. Sending the same `session` again returns that session.
+    from that state or step, and repeats the later steps. Sending the same `session` again returns
+    that session.
     """
     opening = Opening(
         **{name: getattr(body, name) for name in OpenRunIn.model_fields}
@@ -147,9 +148,9 @@ async def post_statistics(
 ) -> StepDecisionOut:
     """Post a rank's statistics, once per step.
 
-    Repeating a request is safe; different statistics return 409. A step is decided when all ranks
-    have posted and the previous step is decided; steps may arrive in any order. Statistics that
-    arrive after the decision are `late`: they are recorded, but not merged.
+    Repeating a request is safe; sending different statistics returns 409. A step is decided when
+    all ranks have posted and the previous step is decided; steps may arrive in any order.
+    Statistics that arrive after the decision are `late`: they are recorded, but not merged.
     """
 
     def recorded() -> runs.Recorded:
@@ -210,7 +211,7 @@ def run_history(
     ] = None,
     after: AfterStep = None,
 ) -> Response:
-    """List the decided steps of a run, without steps that a later session repeated."""
+    """List the decided steps of a run, except those that a later session repeated."""
     place = number_place(cursor)
     known = [step for step in (place, after) if step is not None]
     with joined.database.read() as store:
@@ -251,7 +252,7 @@ def _state(
 
 
 def _shown(joined: Parts, run: records.Run) -> RunOut:
-    """Read a run in its own transaction: a run may have 1,000 sessions, and a page 200 runs."""
+    """Read a run in a transaction of its own: it may have 1,000 sessions, and a page 200 runs."""
     with joined.database.read() as store:
         head = store.run_steps.head(runs.session_of(store, run, None))
         return RunOut.of(run, head, last_step(store, run, head))

@@ -140,7 +140,7 @@ class RunNotesIn(RequestBody):
 
 
 class RunMetricsOut(Body):
-    """Metrics of a validation pass; null if it had no rows."""
+    """Metrics of a validation pass; null if the pass had no rows."""
 
     rows: int = Field(examples=[4])
     accuracy: float | None = Field(examples=[0.75])

@@ -85,7 +85,7 @@ class Recorded(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """The next step of a session as last read: its ranks, and the position before it."""
+    """The next step of a session, as last read: the step's ranks, and the ``head`` before it."""
 
     session: RunSession
     head: Head
@@ -148,7 +148,7 @@ def outcome(database: Database, recorded: Recorded) -> Posted:
 def decide(database: Database, key: SessionKey, *, wait: float = TURN_SECONDS) -> bool:
     """Decide the due steps of a session; return False if this failed or was skipped.
 
-    They are skipped if another thread of this process is still deciding them after ``wait``
+    The steps are skipped if another thread of this process is still deciding them after ``wait``
     seconds. Unless the database is unavailable, a failure is logged rather than raised, so that it
     does not delay other sessions.
     """
@@ -289,7 +289,7 @@ def _decision(pending: _Pending, merged: BinStatistics) -> dict[str, Any]:
 
 
 def _decision_bytes(session: RunSession, settings: dict[str, Any] | None) -> int:
-    """Return how many bytes a decision of this session takes at most."""
+    """Return the maximum size of a decision of this session in bytes."""
     bins = WIDTHS if settings is None else settings["bins"]
     return DECISION_BYTES + BIN_BYTES * int(bins) + RANK_BYTES * session.world_size
 
@@ -351,14 +351,15 @@ def _check(run: Run, session: RunSession, sent: SentStatistics) -> None:
 
 def _check_share(session: RunSession, statistics: BinStatistics) -> None:
     """Raise TooLarge if a rank's share is so large that the sum over all ranks could overflow."""
-    share = f"the statistics of one of {session.world_size} ranks may contain at most"
+    share = f"the statistics of each of {session.world_size} ranks may have"
     most = MAX_ROWS // session.world_size
     if statistics.rows > most:
-        raise TooLarge("too_many_rows", f"{share} {most} rows, got {statistics.rows}")
+        raise TooLarge("too_many_rows", f"{share} at most {most} rows, got {statistics.rows}")
     most = MAX_NUMBER // session.world_size
     if statistics.nll_sum > most:
         raise TooLarge(
-            "too_many_rows", f"{share} an nll sum of {most} * 2^-24, got {statistics.nll_sum}"
+            "too_many_rows",
+            f"{share} an nll sum of at most {most} * 2^-24, got {statistics.nll_sum}",
         )
 
 

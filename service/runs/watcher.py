@@ -41,7 +41,7 @@ class Merges:
             return self.start(store.run_steps.due_in_turns(MAX_DUE))
 
     def start(self, due: Collection[DueSession]) -> int:
-        """Start deciding the steps of these sessions, untried first; return how many started."""
+        """Start deciding the steps of these sessions, untried first; return the number started."""
         now, begun = time.monotonic(), 0
         keys = {one.key for one in due}
         self._tried = {key: when for key, when in list(self._tried.items()) if key in keys}
@@ -116,8 +116,8 @@ class RunWatcher(Watcher[SessionKey, int]):
 def release_merged(database: Database, limit: int = 100) -> int:
     """Delete the statistics of decided steps, in short transactions; return the number of steps.
 
-    Sleeps after each transaction for as long as it took, so that other writers get a turn: SQLite
-    does not queue waiting writers.
+    Sleeps after each transaction for as long as the transaction took, so that other writers get a
+    turn: SQLite does not queue waiting writers.
     """
     with database.read() as store:
         merged = store.run_steps.unreleased(limit)

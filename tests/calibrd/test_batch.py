@@ -126,7 +126,9 @@ def test_a_map_of_probabilities_reads_those(folder: Path) -> None:
         np.testing.assert_array_equal(stored["calibrated"], fitted.apply(RIGHT))
     with pytest.raises(DataError, match="already has 'probabilities'"):
         BatchApply(fitted)({"probabilities": RIGHT})
-    with pytest.raises(DataError, match="must hold an array 'probabilities', but holds 'logits'"):
+    with pytest.raises(
+        DataError, match="must contain an array named 'probabilities', but contains 'logits'"
+    ):
         apply_file(fitted, folder / "in.npz", folder / "other.npz", progress=False)
 
 
@@ -165,11 +167,11 @@ def broken_rows(folder: Path) -> None:
         ("inner.parquet", "missing values .first invalid row: 402,"),
         ("ragged.parquet", "same number of values in every row"),
         ("text.parquet", "must be numbers, got text such as 'text'"),
-        ("empty.parquet", "holds no rows"),
+        ("empty.parquet", "contains no rows"),
         ("cut.npy", "cut.npy is truncated: it ends after 576 rows"),
         ("damaged.parquet", "is not a valid parquet file"),
         ("damaged.arrow", "is damaged: "),
-        ("pickled.npy", "holds pickled objects"),
+        ("pickled.npy", "contains pickled objects"),
         ("wide.npy", "fitted on 5 classes, got 7 columns"),
         ("text.npy", "is not a valid numpy array"),
     ],
@@ -191,7 +193,9 @@ def test_large_batches_are_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_columns_must_exist_and_be_unused(folder: Path) -> None:
-    with pytest.raises(DataError, match="exactly one column 'nothing', but has 'id', 'logits'"):
+    with pytest.raises(
+        DataError, match="exactly one column named 'nothing', but has 'id', 'logits'"
+    ):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", columns="nothing")
     with pytest.raises(DataError, match="already has 'id': choose another"):
         apply_file(FITTED, folder / "in.parquet", folder / "o.parquet", output="id", progress=False)

@@ -239,7 +239,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("gate missing.npz --map m --max-ece 0.1", "missing.npz: No such file"),
         ("gate TEXT --map m --max-ece 0.1", "is not an npz file"),
         ("gate VAL.txt --map m --max-ece 0.1", "must end in .npz, .parquet or .arrow"),
-        ("gate NOLABELS --map m --max-ece 0.1", "or 'probabilities', but holds 'logits'"),
+        ("gate NOLABELS --map m --max-ece 0.1", "or 'probabilities', but contains 'logits'"),
         ("gate PICKLED --map m --max-ece 0.1", "not pickled objects"),
         ("gate SHORT --map m --max-ece 0.1", "logits have 600 rows but labels have 599"),
         ("gate CUBE --map m --max-ece 0.1", "must have shape (n, k)"),
@@ -251,7 +251,7 @@ def test_fit_to_a_file_needs_no_service(calibrd: Any, val: Path, tmp_path: Path)
         ("fit VAL --name m --promote 3", "not only digits"),
         ("fit VAL --name m --evaluation missing.npz -q", "missing.npz: No such file"),
         ("fit VAL --name m --evaluation SHORT -q", "short.npz: logits have 600 rows"),
-        ("fit VAL --name m --evaluation NARROW -q", "narrow.npz holds logits of 3 classes, but"),
+        ("fit VAL --name m --evaluation NARROW -q", "narrow.npz contains logits of 3 classes, but"),
         ("fit VAL --out nodir/f.calibrd", "nodir/f.calibrd: the folder nodir does not exist"),
         ("apply VAL nodir/o.npy --map MAP -q", "nodir/o.npy: the folder nodir does not exist"),
         ("apply VAL FOLDER --map MAP -q", "folder.npy: is a folder"),
@@ -300,9 +300,9 @@ def test_errors_take_one_or_two_lines(
 def test_notes_of_an_error_are_printed(calibrd: Any, line: FaultyLine) -> None:
     line.before = lambda asked: Say(503)
     asked = ("rollback", "m", "--url", line.url)
-    assert "\nnote: it may or may not have succeeded: " in calibrd(*asked).err
+    assert "\nnote: the request may or may not have succeeded: " in calibrd(*asked).err
     (note,) = calibrd(*asked, "--json").document["error"]["notes"]
-    assert note.startswith("it may or may not have succeeded: ")
+    assert note.startswith("the request may or may not have succeeded: ")
 
 
 def test_hints_name_commands_and_flags(calibrd: Any, client: Client, at: str) -> None:

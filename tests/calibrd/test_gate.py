@@ -182,7 +182,7 @@ def test_the_rows_of_the_fit_are_refused(
     assert run(gate) == 3
     found = capsys.readouterr()
     assert found.out == ""
-    assert f"{path} holds the rows that {fitted} was fitted on" in found.err
+    assert f"{path} contains the rows that {fitted} was fitted on" in found.err
     assert "hint: use labelled rows that the map was not fitted on" in found.err
     np.savez(tmp_path / "fresh.npz", **drawn(600, temperature=2.0, seed=1))
     gate[1] = str(tmp_path / "fresh.npz")

@@ -168,7 +168,7 @@ def test_a_rank_without_a_response_continues_and_adopts_the_state_later(
         AdaFocal(service.url, rank=1, budget=5, **options) as slow,
     ):
         stepped(quick, first)
-        assert "rank 0 continues with its own, at step 1" in caplog.text
+        assert "rank 0 continues with its own state at step 1" in caplog.text
         alone = AdaFocal(None, run="alone")
         stepped(alone, first)
         assert quick.state == alone.state

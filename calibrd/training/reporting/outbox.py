@@ -60,8 +60,8 @@ UNSENT = "EXISTS (SELECT 1 FROM passes WHERE passes.key = sessions.key AND NOT i
 class Recovered:
     """The run's last position on this machine, and the sessions left to send.
 
-    ``begun`` is the start time of that position's session. ``has_unsent`` covers all processes;
-    ``sessions`` are those taken over from dead processes.
+    ``begun`` is the start time of the session at that position. ``has_unsent`` is True if any
+    process has unsent passes; ``sessions`` contains only sessions taken over from dead processes.
     """
 
     last: Start | None = None
@@ -117,7 +117,7 @@ class Outbox:
         """Take over the sessions of dead processes; return them with the run's last position."""
         for path in self._of_other_keys():
             _log.warning(
-                "%s holds unsent steps of another API key: only that key can send them", path
+                "%s contains unsent steps of another API key: only that key can send them", path
             )
         for lock in self.path.parent.glob("*.lock"):  # remove the locks of long-dead processes
             with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ class Outbox:
         return None
 
     def mark_sent(self, key: str, number: int) -> None:
-        """Delete a sent pass, but keep the state after it if it is the newest pass."""
+        """Delete a sent pass; if it is the newest pass, keep only its state."""
         if not self.path.exists():
             return
         with self._opened() as database:

@@ -121,7 +121,8 @@ class Reporter:
             except queue.Empty:
                 after = self._newest(before).update(statistics)
                 self._warn(
-                    "no merged state within %g s (%s): rank %d continues with its own, at step %d",
+                    "no merged state within %g s (%s): rank %d continues with its own state "
+                    "at step %d",
                     self._budget,
                     self._sender.last_error or "other ranks have not sent their statistics",
                     self._plan.rank,
@@ -142,7 +143,7 @@ class Reporter:
         wait([ended], self._budget)
         if not ended.done() or not ended.result():
             self._warn(
-                "not all steps were sent; the next process of this run will send those in %s",
+                "not all steps were sent; the next process of this run will send the rest, from %s",
                 self._outbox.path,
             )
 

@@ -43,7 +43,7 @@ class RunPosition(NamedTuple):
 
 
 class Session:
-    """A session of the run; threads other than the sender's only use its key, future and queue.
+    """A session of the run; threads other than the sender's use only its key, future and queue.
 
     A session created with a key was taken over from another process; its passes are only in the
     outbox.

@@ -89,7 +89,7 @@ class Pass:
     """A validation pass: its number in the session, serialised statistics, and the state after it.
 
     ``before`` is the state before the pass; a new session can continue from it if earlier passes
-    are lost. Both states are None for monitors, and if the service decides.
+    are lost. Both states are None for monitors and in sessions where the service decides.
     """
 
     number: int

@@ -103,9 +103,7 @@ def test_more_nll_than_can_be_merged_is_refused(tenant: httpx.Client) -> None:
     open_shared(tenant, ranks=3, merge_timeout=0.2)
     refused = post(tenant, "job", "a", 1, much)
     assert refusal(refused) == (413, "too_many_rows")
-    assert (
-        f"3 ranks may contain at most an nll sum of {(2**63 - 1) // 3}" in refused.json()["detail"]
-    )
+    assert f"3 ranks may have an nll sum of at most {(2**63 - 1) // 3}" in refused.json()["detail"]
     open_run(tenant, "alone", kind="monitor", session="a")
     assert good(post(tenant, "alone", "a", 1, much))["status"] == "decided"
 
