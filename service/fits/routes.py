@@ -28,6 +28,7 @@ from service.fits.event_stream import event_stream
 from service.fits.schemas import DOCUMENTS, FIT_BODY, NUMBERS, TEXTS, FitIn, FitOut
 from service.fits.service import FitRequest, FitSpec, MethodSpec
 from service.http import json_body, openapi
+from service.http.body_kinds import media_type
 from service.http.callers import Caller, needs, parse
 from service.http.middleware.request_limits import WaitingResponse, waiting
 from service.http.paging import Cursor, Limit, Page, json_response, paged, time_place
@@ -270,7 +271,7 @@ async def read_fit(request: Request, arrived: SpooledBody, name: str, run: Runne
     ``run`` parses and checks in a thread, because the time this takes depends on the input.
     """
     content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != JSON:
+    if media_type(request.scope) != JSON:
         fit = await run(lambda: _request(_checked(_from_query(request), "query"), name))
         await spool(request, arrived, run)
         return SentFit(replace(fit, dataset=arrived.sha256), content_type)

@@ -46,10 +46,18 @@ def body_kind(scope: Scope) -> BodyKind | None:
 
 
 def media_type(scope: Scope) -> str:
-    """Return the media type of a request's body in lower case, without parameters.
-
-    >>> media_type({"headers": [(b"content-type", b"Text/CSV; charset=utf-8")]})
-    'text/csv'
-    """
+    """Return the media type of a request's body, see ``media_type_in``."""
     found = (value for name, value in scope["headers"] if name == b"content-type")
-    return str(next(found, b"").partition(b";")[0].strip().lower(), "latin-1")
+    return media_type_in(str(next(found, b""), "latin-1"))
+
+
+def media_type_in(header: str | None) -> str:
+    r"""Return the media type in a Content-Type header, in lower case and without parameters.
+
+    Every decision about a body uses this function: limits that were chosen for another type than
+    the one that the body is read as would be no limits. Only blanks and tabs are removed.
+
+    >>> media_type_in(" Text/CSV ; charset=utf-8"), media_type_in("\xa0text/csv")
+    ('text/csv', '\xa0text/csv')
+    """
+    return (header or "").partition(";")[0].strip(" \t").lower()

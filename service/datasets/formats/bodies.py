@@ -25,6 +25,7 @@ from service.datasets.formats.feature_columns import (
 )
 from service.datasets.formats.segment_names import SEGMENTS
 from service.errors import Invalid, Malformed, NotAcceptable, TooLarge, Unsupported
+from service.http.body_kinds import media_type_in
 
 if TYPE_CHECKING:
     from service.datasets.formats.npy import Array, Bytes, Column
@@ -133,7 +134,7 @@ def format_of(content_type: str | None, head: bytes) -> Format:
     found = known.get(content_type or "")
     if found is not None:
         return found
-    media_type = (content_type or "").partition(";")[0].strip().lower()
+    media_type = media_type_in(content_type)
     found = _sniffed(head) if media_type in UNSPECIFIED else known.get(media_type)
     if found is None:
         raise Unsupported(

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Request
 
 from service.errors import Invalid, Malformed, Unsupported
+from service.http.body_kinds import media_type
 from service.http.callers import parse
 from service.http.middleware.fair_turns import take_turn
 
@@ -49,7 +50,7 @@ async def read_form(request: Request) -> Form:
     if not body:
         return Form({})
     await take_turn(request.scope)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+    if media_type(request.scope) != FORM:
         raise Unsupported("unsupported_media_type", f"forms must be sent as {FORM}")
     is_small = len(body) <= INLINE_BYTES
     return Form(_fields(body) if is_small else await parse(request, _fields, body))

@@ -469,3 +469,12 @@ def test_names_in_a_path_do_not_raise_the_limit_of_its_body(local, method: str, 
         method, path, content=b" " * (MAX_SMALL_JSON_BYTES + 1), headers={"Content-Type": "a/b"}
     )
     assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u0085", "\u001f"])
+def test_a_body_is_read_as_the_type_that_its_limit_was_chosen_for(local, blank: str) -> None:
+    """A no-break space before the type gave a JSON body the limit of a dataset, 4 GiB in memory."""
+    type = f"{blank}application/json".encode("latin-1")
+    for path in ("/v1/calibrators/a/fits?method=temperature", "/v1/datasets"):
+        answer = local.post(path, content=b'{"logits": []}', headers={b"Content-Type": type})
+        assert answer.status_code in (400, 415), answer.text
