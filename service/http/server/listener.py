@@ -28,7 +28,7 @@ MAX_WAITING = 8192  # of all addresses; further ones stay in the queue of the op
 FULL_SECONDS = 0.5
 READ_BYTES = 1 << 18
 # bytes that follow a head in the same read are held until the request's turn comes
-HEAD_READ_BYTES = 1 << 16
+HEAD_READ_BYTES = 1 << 14
 BUSY_READ_BYTES = 1 << 12
 
 _log = structlog.get_logger("calibrd.service")
