@@ -22,6 +22,7 @@ from service.access.sessions import Sessions
 from service.comparisons import routes as comparisons
 from service.comparisons.service import Comparisons
 from service.concurrency.memory_budget import CallMemory
+from service.concurrency.temporary_files import downloads, remove_left_behind
 from service.concurrency.thread_pools import Executors
 from service.datasets import routes as datasets
 from service.datasets.formats import Limits, all_codecs
@@ -59,7 +60,6 @@ from service.settings import Settings
 from service.storage.blobs import Blobs, log_damage
 from service.storage.database import Database
 from service.storage.notifications import CHANGES, FITS_DONE, NotificationListener
-from service.storage.temporary_files import downloads, remove_left_behind
 from service.web.components import static_files
 from service.web.components.layout import refuse_as_page
 from service.web.pages import page_routers

@@ -15,11 +15,11 @@ from typing import IO
 
 from starlette.requests import Request
 
+from service.concurrency.temporary_files import new_file
 from service.concurrency.thread_pools import Runner
 from service.errors import NoSpace
 from service.storage.blobs import FULL
 from service.storage.database import SHARE_PART, check_free
-from service.storage.temporary_files import new_file
 
 HEAD = 512
 DELETERS = 8  # deleting 4 GiB takes half a second

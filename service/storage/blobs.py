@@ -23,11 +23,11 @@ import structlog
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
+from service.concurrency.temporary_files import downloads, new_file
 from service.errors import BlobCorrupt, BlobMissing, Damaged, NoSpace, ServiceError, Unavailable
 from service.settings import HOUR
 from service.storage.blob_keys import kind_of
 from service.storage.database import check_free
-from service.storage.temporary_files import downloads, new_file
 
 # S3 rejects parts under 5 MiB; up to four are in memory while a blob is written
 CHUNK = 5 << 20

@@ -21,10 +21,10 @@ from calibrators.fitting.context import FitContext
 from calibrators.fitting.devices import array_device
 from service import logs
 from service.concurrency.malloc import keep_freed_memory
+from service.concurrency.temporary_files import downloads, remove_left_behind
 from service.errors import Invalid
 from service.fits.service import CPU, QUEUES
 from service.settings import Settings
-from service.storage.temporary_files import downloads, remove_left_behind
 from service.worker.housekeeping import WorkerPace
 from service.worker.queue_worker import QueueWorker
 from service.worker.startup import limit_memory

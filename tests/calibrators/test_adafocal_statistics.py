@@ -334,7 +334,10 @@ def test_statistics_cannot_be_changed():
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: BinStatistics.from_confidences([0.5, 1.1, np.nan], [1, 1, 1]), "2 rows .* row 1"),
+        (
+            lambda: BinStatistics.from_confidences([0.5, 1.1, np.nan], [1, 1, 1]),
+            "2 invalid rows, first row 1",
+        ),
         (lambda: BinStatistics.from_confidences([0.5], [2]), "True or False"),
         (
             lambda: BinStatistics.from_confidences([0.5, 0.5], [1]),

@@ -112,7 +112,7 @@ def test_probabilities() -> None:
         (
             {"method": "smart", "params": {"seed": 1}, "seed": 2},
             ParameterError,
-            "pass only one of them",
+            "pass only one",
         ),
         ({"kind": "scores"}, ValueError, "kind must be 'logits' or 'probabilities'"),
         ({"kind": "probabilities"}, DataError, "probabilities"),

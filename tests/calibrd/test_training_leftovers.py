@@ -212,7 +212,7 @@ def test_a_session_that_cannot_be_sent_delays_no_other(
     with Monitor(line.url, run="held-up", budget=2, resume={"step": 5}) as job:
         stepped(job, second, third)
         wait_until(lambda: has_line(client, "held-up", 6, 7))
-    assert len([one for one in caplog.messages if "unsent steps of" in one]) == 1
+    assert len([one for one in caplog.messages if "cannot send the steps of" in one]) == 1
     assert unsent(tmp_path) == [1]
 
 

@@ -199,7 +199,7 @@ def check_dimensions(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) in (1, 2):
         return
     if name == LABELS:
-        rule = f"(n,), got {shape}; for one-hot rows pass argmax(axis=1)"
+        rule = f"(n,), got {shape}; for one-hot rows, pass argmax(axis=1)"
         raise DataError("bad_label_shape", f"labels must have shape {rule}")
     raise DataError("bad_shape", f"{name} must have shape (n, k), (n, 1) or (n,), got {shape}")
 

@@ -102,16 +102,14 @@ class Predict:
         sent, so slow clients do not keep maps in memory.
         """
         is_post = scope["method"] == "POST"
-        query = scope["query_string"]
-        sent = read_headers(scope["headers"])
+        content = await _whole_body(receive) if is_post else b""
+        served = await self._served(scope)
+        query, sent = scope["query_string"], read_headers(scope["headers"])
         if not is_post and len(query) > INLINE_QUERY_BYTES:
-            served = await self._served(scope)
             return await self.large.run(
                 scope["principal"], self._respond_to_long_query, served, query, sent
             )
         request = NOTHING if is_post and not query else read_query(query, with_values=not is_post)
-        content = b"" if request.values is not None else await _whole_body(receive)
-        served = await self._served(scope)
         mismatch = _mismatch(served, request, sent)
         if request.values is not None:
             headers, body = await self._respond(scope, served, request.values, request, sent)

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.storage.temporary_files import new_file, remove_left_behind
+from service.concurrency.temporary_files import new_file, remove_left_behind
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from service.storage.temporary_files import new_file
+from service.concurrency.temporary_files import new_file
 file = new_file(Path(sys.argv[1]))
 if sys.argv[2] == "exec":  # as a worker that restarts itself
     os.execv(sys.executable, [sys.executable, "-c", "pass"])
