@@ -154,7 +154,7 @@ def auto_table(found: Sequence[Found]) -> str:
         f"Mean over {len(set_means(same['auto'], 'ece'))} same-distribution sets of ECE-15 minus "
         f"floor: auto {mean(same['auto'], 'above'):.3f}, best single method "
         f"{best} {singles[best]:.3f}, temperature {singles['temperature']:.3f}. "
-        f"Largest lower bound of auto - TS: {worst[0]:+.2f} ({worst[1]}). "
+        f"Largest lower bound of auto - TS on these sets: {worst[0]:+.2f} ({worst[1]}). "
         f"Mean NLL: auto {mean(same['auto'], 'nll'):.4f}, "
         f"temperature {mean(same['temperature'], 'nll'):.4f}.",
     ]

@@ -116,7 +116,7 @@ class CalFocalLoss(AdaFocalLoss):
     With ``per_sample``, the sample's own p takes the place of C. As in the paper, gammas have no
     upper bound; ``gamma_max`` only applies to AdaFocal. Use it in ablations, because it shows the
     effect of AdaFocal's memory. Gammas are never negative here, so this loss cannot raise
-    confidence.
+    confidence above that of cross-entropy.
 
     Reference: Ghosh et al., AdaFocal: calibration-aware adaptive focal loss, 2022, section 5.1:
     Eq. 3, and Eq. 2 with ``per_sample``.

@@ -121,8 +121,9 @@ class FLSD53Loss(WeightedCrossEntropy):
 class InverseFocalLoss(WeightedCrossEntropy):
     """``-(1 + p)^gamma log p``, which gives more weight to confident samples.
 
-    Use it if a network is underconfident, or if a post-hoc map follows. Above gamma = 3.591, the
-    gradient has the wrong sign for some p.
+    Use it if a network is underconfident. After temperature scaling, its ECE is above that of
+    cross-entropy, both in docs/studies/losses.md and in the AU paper (appendix, Table 4). Above
+    gamma = 3.591, the gradient has the wrong sign for some p.
 
     Reference: Wang et al., Rethinking calibration of deep neural networks, 2021.
 

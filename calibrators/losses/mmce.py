@@ -21,8 +21,8 @@ class MMCELoss(Loss):
 
     Here c is the confidence, a the correctness (without gradient), and
     k(c, c') = exp(-|c - c'| / width). The cost is quadratic in the batch size. Use it if batches
-    are large enough to show a gap between confidence and accuracy. The papers use a weight of 4, or
-    2 on ImageNet.
+    are large enough to show a gap between confidence and accuracy. The SECA paper uses a weight of
+    4, or 2 on ImageNet.
 
     Reference: Kumar et al., Trainable calibration measures for neural networks from kernel mean
     embeddings, 2018.

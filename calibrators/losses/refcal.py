@@ -37,11 +37,11 @@ class RefCalLoss(Loss):
 
     Call it as ``loss(logits, labels, embeddings=embeddings)`` with embeddings (n, d) from the
     penultimate layer. Use it to improve the ranking by confidence: it does so in the balanced task
-    of docs/studies/losses.md, but not in the long-tailed task, for which the method is meant.
-    ``hard_pairs`` uses the refinement loss itself instead of its bound. Our source, a page about
-    the paper, gives neither a temperature nor a weight; 0.1 and 1 are our choices. The cost is
-    quadratic in the batch size. The authors' code trains in two stages instead; see
-    ``SupervisedContrastive``.
+    of docs/studies/losses.md, but neither in its long-tailed task, although the abstract reports
+    gains on such a task, nor on the text of docs/studies/recipes.md. ``hard_pairs`` uses the
+    refinement loss itself instead of its bound. Our source, a page about the paper, gives neither a
+    temperature nor a weight; 0.1 and 1 are our choices. The cost is quadratic in the batch size.
+    The authors' code trains in two stages instead; see ``SupervisedContrastive``.
 
     Reference: Hebbalaguppe et al., Enhancing deep neural network reliability with refinement and
     calibration, 2026.

@@ -35,13 +35,14 @@ def confidence_score(log_p: Tensor, score: Score) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class SelectiveRiskLoss(Loss):
-    """AU: the area under the risk-coverage curve, restricted to the less confident rows.
+    """AU: the mean selective risk over the thresholds below tau, where coverage is high.
 
     The cross-entropy of each row is weighted by ``beta = -C ln(1 - G(min(s, tau)))``. Here s is the
     confidence score of the row, G the distribution of s in the batch, smoothed by ``smoothing``
     (nu) over ``bins`` equal bins of the score's range, tau the ``coverage``-quantile of s, and
-    C = 1 / G(tau). The cost is O(n bins), without a sort. Use it if predictions below a threshold
-    are deferred. The weight rises with the confidence up to tau and is constant beyond it.
+    C = 1 / G(tau). The cost is O(n bins), without a sort. The weight rises with the confidence up
+    to tau and is constant beyond it. Use it to improve calibration, not ranking: in
+    docs/studies/losses.md, the area under the risk-coverage curve hardly changes.
 
     Counts and C carry no gradient. The weights carry one with ``weight_gradient``, as in the paper
     (Eq. 36), and tau with ``threshold_gradient``. A network that is trained from scratch with
@@ -81,7 +82,9 @@ class SelectiveRiskLoss(Loss):
     warm_up: Annotated[int, Ge(0)] = 0
 
     name: ClassVar[str] = "selective_risk"
-    summary: ClassVar[str] = "area under the risk-coverage curve of the less confident samples (AU)"
+    summary: ClassVar[str] = (
+        "mean selective risk over the thresholds of the less confident samples (AU)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,8 +194,8 @@ class AURCLoss(Loss):
     """Cross-entropy weighted by ``-ln(1 - rank / (n + 1))``; the highest confidence has rank n.
 
     The mean approaches the area under the risk-coverage curve with cross-entropy as the risk. Tied
-    rows get their mean rank; the weights carry no gradient. Use it if the order of the
-    confidences matters more than their values.
+    rows get their mean rank; the weights carry no gradient. Use it as a baseline for AU. In
+    docs/studies/losses.md, it does not lower the area under the risk-coverage curve of the error.
 
     Reference: Zhou et al., A novel characterization of the population area under the risk coverage
     curve (AURC) and rates of finite sample estimators, 2025.

@@ -60,7 +60,7 @@ class ParametrizedTemperatureMap(TemperatureTypeMap):
             "b2": (hidden,),
             "w3": (hidden,),
         }
-        count = hidden * (inputs + hidden + 2) + 1
+        count = hidden * (inputs + hidden + 3) + 1
         if count > MAX_PARAMETERS:
             raise ParameterError(
                 "bad_parameter",
@@ -171,7 +171,7 @@ class ParametrizedTemperature(AfterTemperature):
     def memory_bytes(self, n: int, k: int) -> int:
         """Estimate the peak memory: the logits, or the Jacobian, its products and the curves."""
         inputs = min(self.logits, k) - 1
-        parameters = self.hidden * (inputs + self.hidden + 2) + 1
+        parameters = self.hidden * (inputs + self.hidden + 3) + 1
         return 8 * n * max(k, int(2.8 * parameters) + curve_numbers(k)) + scratch_bytes()
 
     def _fit_scaled(

@@ -175,6 +175,23 @@ def test_more_parameters_than_can_be_solved_for_are_refused() -> None:
     assert ParametrizedTemperature(logits=30, hidden=16).hidden == 16
 
 
+def test_a_map_counts_all_of_its_parameters() -> None:
+    inputs, hidden = 15, 24
+    with pytest.raises(ParameterError, match=r"at most 1,000 parameters, got 1,009"):
+        ParametrizedTemperatureMap(
+            k=16,
+            base_temperature=1.0,
+            centre=np.zeros(inputs),
+            spread=np.ones(inputs),
+            w1=np.zeros((inputs, hidden)),
+            b1=np.zeros(hidden),
+            w2=np.zeros((hidden, hidden)),
+            b2=np.zeros(hidden),
+            w3=np.zeros(hidden),
+            b3=0.0,
+        )
+
+
 def test_the_scratch_of_wide_maps_is_bounded() -> None:
     hidden = 29
     fitted = ParametrizedTemperatureMap(
