@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from service.http.middleware.fair_turns import ADDRESS, RoundRobin, network_of
+from service.http.server.connections import files_left
 from service.http.server.reset_check import has_left
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class ConnectionListener:
     ) -> None:
         self._listening = listening
         self._most_of_one_address = most_of_one_address
+        self._most = min(MAX_WAITING, files_left() // 2)
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -109,7 +111,7 @@ class ConnectionListener:
             self._waiting.pop().close()
 
     def _accept(self) -> None:
-        for _ in range(min(MAX_AT_ONCE, MAX_WAITING - self._waiting_of.total())):
+        for _ in range(min(MAX_AT_ONCE, self._most - self._waiting_of.total())):
             try:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
