@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 
 class BodyKind(StrEnum):
-    """What the body of a request contains."""
+    """The content of a request's body."""
 
     VALUES = "values"  # for a map
     DATASET = "dataset"

@@ -60,9 +60,9 @@ def test_ranks_are_listed_without_the_write_lock(
 def test_a_long_merge_does_not_delay_callers_waiting_for_another_run(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, quick = opened(place, "slow", merge_timeout=0.05), opened(place, "quick")
+    slow, quick = opened(place, "slow", merge_timeout=1.0), opened(place, "quick")
     send(place, "slow", 0)
-    time.sleep(0.1)  # now it is due
+    time.sleep(1.1)  # now it is due
     release, merging = threading.Event(), threading.Event()
 
     def decide(_: Database, key: SessionKey, *, wait: float) -> bool:

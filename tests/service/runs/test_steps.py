@@ -132,7 +132,9 @@ def test_a_post_decides_overdue_steps(tenant: httpx.Client) -> None:
     good(post(tenant, "job", "a", 1, seen(1)))
     time.sleep(SOON)
     good(post(tenant, "job", "a", 2, seen(2)))
-    assert [one["partial"] for one in history(tenant, "job")] == [True]
+    decided = history(tenant, "job")  # on a busy machine the second is overdue by now, too
+    assert decided[-1]["step"] == 1
+    assert decided[-1]["partial"]
 
 
 def test_workers_decide_steps_that_no_one_polls(tenant: httpx.Client, shared_app: Local) -> None:
