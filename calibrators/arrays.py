@@ -108,7 +108,7 @@ def as_hits(correct: ArrayLike, name: str, scores: NDArray[Any]) -> NDArray[np.b
 
 
 def reject_rows(broken: NDArray[np.bool_], code: str, rule: str) -> None:
-    """If any rows are invalid, raise a DataError with their number and the first index."""
+    """If any rows are invalid, raise a DataError with their count and the index of the first."""
     if broken.any():
         count, first = int(np.count_nonzero(broken)), int(np.argmax(broken))
         raise DataError(code, rule, rows=count, first=first)

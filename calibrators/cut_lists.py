@@ -73,7 +73,7 @@ class _Tails:
         self._values, self._counts, self._label_values, self._is_cut = whole
 
     def fit(self, free: int) -> tuple[float, float, float]:
-        """Return the best beta and gamma, and the negative log likelihood; gamma is 0 if free=1."""
+        """Return the best beta and gamma (0 if ``free`` is 1), and the negative log likelihood."""
         point = np.array([1.0, 0.0])
         value, gradient, hessian = self._derivatives(point)
         for _ in range(ITERATIONS):

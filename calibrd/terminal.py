@@ -1,4 +1,4 @@
-"""Escape untrusted text for terminals: characters that move the cursor or reorder text."""
+"""Escape characters in untrusted text that would move a terminal's cursor or reorder its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging by structlog and the standard library: one line per event on stderr, no secrets."""
+"""Logging with structlog and the standard library: one line per event on stderr, no secrets."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _formatter(format: Literal["auto", "json", "console"]) -> logging.Formatter:
 
 
 def without_data_and_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replace data with its size and secrets with a marker; runs after tracebacks are formatted."""
+    """Replace data with sizes, and secrets with a marker; runs after tracebacks are formatted."""
     return {name: _loggable(name, value, MAX_DEPTH) for name, value in event.items()}
 
 

@@ -34,7 +34,7 @@ class AdaFocalLoss(WeightedCrossEntropy):
 
     name: ClassVar[str] = "adafocal"
     summary: ClassVar[str] = (
-        "focal loss whose gammas follow calibration; set `state`, or use `AdaFocal`"
+        "focal loss whose gammas adapt to the model's calibration; set `state`, or use `AdaFocal`"
     )
 
     def __init__(

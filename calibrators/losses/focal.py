@@ -29,7 +29,7 @@ def powered(surprisal: Tensor, gamma: Tensor | float) -> Tensor:
 
 
 class _Powered(torch.autograd.Function):
-    """The loss with an explicit derivative, which is three times as fast as autograd."""
+    """The loss of ``powered`` with an explicit derivative, three times as fast as autograd."""
 
     @staticmethod
     def forward(ctx: Any, surprisal: Tensor, gamma: Tensor | float) -> Tensor:

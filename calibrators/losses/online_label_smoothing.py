@@ -63,7 +63,7 @@ class OnlineLabelSmoothingLoss(Loss):
         return self.hard * hard + (1 - self.hard) * soft
 
     def _apply(self, *how: Any, **more: Any) -> Any:
-        """Move with the network, but stay in float32, because sums stagnate in half precision."""
+        """Move the sums with the network, but in float32, as they stagnate in half precision."""
         super()._apply(*how, **more)  # type: ignore[no-untyped-call]
         self.soft.data, self.seen.data = self.soft.data.float(), self.seen.data.float()
         return self

@@ -1,4 +1,4 @@
-"""Bins of scores, of equal mass or equal width, with the number of hits in each bin."""
+"""Equal-mass and equal-width bins of scores, with the number of hits in each."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _mass_edges(ordered: Floats, even: Floats, reach: Reach) -> Floats:
 
 
 def tie_ends(ordered: Floats, reach: Reach) -> NDArray[np.intp]:
-    """Return the end position of each run of equal values in ascending order."""
+    """Return the end of each run of equal values in ``ordered``, which is ascending."""
     return np.append(tie_starts(ordered, reach(ordered))[1:], ordered.size)
 
 

@@ -94,7 +94,7 @@ class LinearMap(CalibrationMap):
         return rewritten(logits, write)
 
     def onnx_logits(self, graph: Builder, logits: str) -> str:
-        """Add the features and scores in doubles to an ONNX graph; -inf logits give -inf scores."""
+        """Add features and scores to an ONNX graph, as doubles; -inf logits give -inf scores."""
         axis = graph.constant([1], np.int64)
 
         def constant(value: Any) -> str:

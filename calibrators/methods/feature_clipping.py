@@ -110,8 +110,8 @@ class FeatureClipping(Calibrator):
     The paper clips without a temperature and chooses c by the ECE. Its code tries 0.01, 0.02, ...,
     20, a grid that depends on the scale of the features. The default limit, a loss of 1 % of the
     accuracy, matches the SMART paper's code. ``FeatureClipping(objective="ece", scaled=False)`` is
-    the paper's method on our grid. Some implementations clip from above only, which is the same for
-    features after a ReLU.
+    the paper's method on our grid. Some implementations clip from above only, which makes no
+    difference for features after a ReLU.
 
     Tao, Dong, Xu: Feature clipping for uncertainty calibration. AAAI 2025.
 

@@ -32,8 +32,9 @@ def soft_ece(
     """Return the calibration error over soft bins, the objective of ``Smart``.
 
     `(1/n) sum_b sqrt(R_b^2 + (delta W_b)^2)` with `R_b = sum_i w_ib (a_i - c_i)` and
-    `W_b = sum_i w_ib`. The weights `w_ib` are proportional to `exp(-lam (c_i - u_b)^2)` and sum to
-    1 over the bins, whose centres are u_b = (b + 1/2)/M. This equals
+    `W_b = sum_i w_ib`, where c is the confidence and a is 1 if the prediction is correct, else 0.
+    The weights `w_ib` are proportional to `exp(-lam (c_i - u_b)^2)` and sum to 1 over the bins,
+    whose centres are `u_b = (b + 1/2) / bins`. This equals
     `sum_b (W_b/n) sqrt((acc_b - conf_b)^2 + delta^2)`, but needs no division. `lam` is
     `1 / (2 sigma^2)`, where sigma is the width of a soft bin. Convention: the *binned* form, not
     the per-sample form of Eq. 6 (`charbonnier_soft_ece`). Karandikar et al. 2021; SMART.
@@ -63,11 +64,12 @@ def charbonnier_soft_ece(
 ) -> float:
     """Return H from Eq. 6 of the SMART paper, the mean distance of outcomes from nearby bins.
 
-    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`. The residual is relative to the *centre*
-    u_b of a soft bin, and `w_ib` is proportional to `exp(-lam (c_i - u_b)^2) density(u_b)`. The
-    integral of Eq. 6 is the limit of many bins; the paper computes it with 15 bins. With
-    `delta = 0`, it is Eq. 5. This is not a calibration error: rows are not averaged before the
-    residual is taken, so a calibrated model does not score 0. The binned form, `soft_ece`, does.
+    `(1/n) sum_i sum_b w_ib sqrt((a_i - u_b)^2 + delta^2)`, with the symbols of `soft_ece`. The
+    residual is relative to the *centre* u_b of a soft bin, and `w_ib` is proportional to
+    `exp(-lam (c_i - u_b)^2) density(u_b)`. The integral of Eq. 6 is the limit of many bins; the
+    paper computes it with 15 bins. With `delta = 0`, it is Eq. 5. This is not a calibration error:
+    rows are not averaged before the residual is taken, so a calibrated model does not score 0; with
+    `soft_ece`, it does.
 
     >>> round(charbonnier_soft_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1], delta=0.0), 6)
     0.5

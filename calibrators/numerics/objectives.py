@@ -1,15 +1,16 @@
 """Objectives of temperature-type fits: value and gradient in log beta, without autograd.
 
-An objective takes beta, either one number per sample or a single number for all. It returns its
-value and the derivative with respect to each sample's log beta. The same code runs on numpy arrays
-and torch tensors. c is the confidence of a prediction, and a is 1 if it is correct, else 0.
+An objective takes beta = 1 / temperature, one number per sample or a single number for all. It
+returns its value and the derivative with respect to each sample's log beta. The same code runs on
+numpy arrays and torch tensors. c is the confidence of a prediction, and a is 1 if it is correct,
+else 0.
 
 - ``nll``: mean of -log p_y.
 - ``label_smoothing``: mean cross-entropy against the labels (1 - e) onehot + e / k.
 - ``mse``: mean of (c - a)^2.
 - ``brier``: mean of the squared distance between p and the one-hot label.
 - ``soft_ece`` and ``charbonnier``: ``sum_b sqrt(R_b^2 + (delta W_b)^2) / n`` over soft bins with
-  centres u_b = (b + 1/2)/B and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
+  centres u_b = (b + 1/2)/bins and weights w_ib proportional to exp(-lam (c_i - u_b)^2), where
   ``R_b = sum_i w_ib (a_i - c_i)`` and ``W_b = sum_i w_ib``; delta is 0 for ``soft_ece``. This is
   the binned form of Karandikar et al. 2021. ``lam`` is ``1 / (2 sigma^2)``, where sigma is the
   width of a bin.
@@ -193,6 +194,6 @@ class Grid:
         return count(self.left, amount - right, GRID + 1) + count(self.left + 1, right, GRID + 1)
 
     def read(self, values: Array) -> Array:
-        """Interpolate values at the grid points, and return the results at the confidences."""
+        """Return values at the confidences, interpolated between those at the grid points."""
         left = values[self.left]
         return left + self.fraction * (values[self.left + 1] - left)

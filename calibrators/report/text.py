@@ -147,7 +147,7 @@ def verdict_sentence(report: Report) -> str:
     worse = " and ".join(_change(name, report.change[name]) for name in named)
     match report.verdict:
         case Verdict.IMPROVED | Verdict.TRADE_OFF if worse:
-            return f"calibration is better, but there are losses: {worse}"
+            return f"calibration is better, but these got worse: {worse}"
         case Verdict.TRADE_OFF if in_doubt(report.change):
             fall = _change(RANKING, report.change[RANKING])
             return (
@@ -155,13 +155,13 @@ def verdict_sentence(report: Report) -> str:
                 f"worse: {fall}"
             )
         case Verdict.WORSE if CALIBRATION in report.lost:
-            return "calibration is worse" + (f", and there are losses: {worse}" if worse else "")
+            return "calibration is worse" + (f", and these got worse: {worse}" if worse else "")
         case Verdict.WORSE if worse:
-            return f"nothing is gained, and there are losses: {worse}"
+            return f"no gain in calibration, and these got worse: {worse}"
         case Verdict.NO_MEASURABLE_CHANGE if worse:
             return (
-                "calibration is neither measurably better nor worse; possible losses, "
-                f"not significant when five intervals are tested: {worse}"
+                "calibration is neither measurably better nor worse; these may have got worse, "
+                f"but not significantly when five intervals are tested: {worse}"
             )
         case Verdict.NO_MEASURABLE_CHANGE if CALIBRATION in report.lost:
             return "calibration may be worse, but not significantly when five intervals are tested"

@@ -155,7 +155,7 @@ def submit(
 
 
 def find(store: Store, principal: Principal, id: str) -> Fit:
-    """Return a fit of the caller's workspace."""
+    """Return a fit in the caller's workspace."""
     found = store.fits.get(id, principal.workspace)
     if found is None:
         raise NotFound("no_such_fit", "there is no such fit")

@@ -62,7 +62,7 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def recorder(self, route: str, method: str, status: int) -> Record:
-        """Return a function that records a request of this kind; create it once and reuse it."""
+        """Return a function that records requests with these labels; create it once, reuse it."""
         count = self.requests_total.labels(route, method, str(status)).inc
         observe = self.request_seconds.labels(route, method).observe
 

@@ -82,7 +82,7 @@ class WriteTurns:
 
 @contextmanager
 def _process_turn(file: Path, deadline: float) -> Iterator[None]:
-    """Hold the turn of this process until the end of the context.
+    """Hold this process's turn to write until the context exits.
 
     A process holds the gate while it waits for the turn. The process that wrote last must pass
     the gate again, so it cannot overtake the one that is waiting. The kernel releases both locks

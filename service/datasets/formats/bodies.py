@@ -146,7 +146,7 @@ def format_of(content_type: str | None, head: bytes) -> Format:
 
 
 def read_arrays(format: Format, body: Bytes, *, limit: int) -> Arrays:
-    """Return the arrays in a body of at most ``limit`` bytes, both as sent and unpacked.
+    """Return the arrays in a body; ``limit`` applies to its size both as sent and unpacked.
 
     npz, safetensors and JSON objects name their arrays. One of them must be ``logits``,
     ``probabilities`` or (if the kind is stated elsewhere) ``values``; ``labels``, ``segments``,

@@ -121,7 +121,7 @@ INVALID_TEXT = ("bad_segment_name", "a segment name must be valid Unicode text")
 
 
 def _add(found: dict[str, tuple[int, int]], block: Array, start: int) -> None:
-    """Count the rows of each name, and record the first one."""
+    """Count the rows of each name, and record the index of its first row."""
     if block.dtype.hasobject:
         block = block.astype(np.str_)
     names, firsts, counts = np.unique(block, return_index=True, return_counts=True)

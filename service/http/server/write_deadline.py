@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class WriteDeadline(HttpToolsProtocol):
-    """A connection that is aborted ``write_seconds`` after its client stopped reading."""
+    """A connection that is aborted ``write_seconds`` after its client stops reading."""
 
     write_seconds = 20.0
 
@@ -30,7 +30,7 @@ class WriteDeadline(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Start the deadline if the closing connection has unread bytes."""
+        """Start the deadline if a closing connection has bytes that its client has not read."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._start_write_clock()

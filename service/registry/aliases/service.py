@@ -145,7 +145,7 @@ def _before(newest_first: list[AliasMove]) -> int | None:
 def objection(
     chosen: JudgedVersion, before: Version | None, alias: str, change: AccuracyChange | None = None
 ) -> str | None:
-    """Return the reason moving an alias from ``before`` to a version needs force, or None."""
+    """Return why moving an alias from ``before`` to a version needs force; None if it does not."""
     found, version = [], chosen.version
     if before is not None and _input(version) != _input(before):
         found.append(

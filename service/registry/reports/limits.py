@@ -25,7 +25,7 @@ LONGEST_TEXT = 2000
 
 
 def check_limits(report: dict[str, Any]) -> None:
-    """Raise Invalid if a report, or a part of it, is larger than in any report of a fit.
+    """Raise Invalid if a report, or a part of it, is larger than in any fit's report.
 
     ``report`` is plain JSON. Its field ``fit``, a free-form description of how the map was fitted,
     has its own limit.
