@@ -185,7 +185,8 @@ class FeatureClipping(Calibrator):
     ) -> _Trial:
         """Return the temperature, objective and accuracy on the fit set for one threshold."""
         logits = clipped_logits(data.logits, features, weight, threshold)
-        if not np.abs(logits).max() < LARGEST_LOGIT:  # a feature so extreme that clipping is noise
+        lowest = logits.min(initial=0.0, where=~np.isneginf(data.logits))
+        if not max(logits.max(), -lowest) < LARGEST_LOGIT:  # so extreme that they are only noise
             return _Trial(threshold, 1.0, np.inf, 0.0)
         beta = 1.0
         if self.scaled:

@@ -283,7 +283,7 @@ def test_a_segment_on_a_scale_of_its_own_is_named(times: float) -> None:
     data = draw(1500, 3, temperature=1.0)
     logits, names = data.logits.copy(), np.resize(["a", "b", "c", "d", "far"], data.n)
     logits[names == "far"] *= times
-    with pytest.warns(BoundarySolution, match="rescale these segments' logits to match"):
+    with pytest.warns(BoundarySolution, match="rescale the logits of these segments to match"):
         Segmented().fit(CalibrationSet(logits, data.labels, names))
 
 
