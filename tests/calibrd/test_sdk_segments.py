@@ -424,8 +424,8 @@ def test_the_row_that_has_no_segment_is_named_by_the_command_line(
     pq.write_table(pa.table(rows), path)
     out = ["--out", str(tmp_path / "map.calibrd")]
     assert run(["fit", str(path), "--method", "segmented", *out]) == 3
-    told = capsys.readouterr().err
-    assert "a name such as 'other' for rows that have no segment (first invalid row: 5, " in told
+    printed = capsys.readouterr().err
+    assert "a name such as 'other' for rows that have no segment (first invalid row: 5, " in printed
 
 
 def test_names_as_objects_are_to_be_saved_as_text(
@@ -449,9 +449,9 @@ def test_missing_segments_error_explains_how_to_pass_them(
     np.savez(path, logits=DATA["logits"], labels=DATA["labels"])
     for end in (["--out", str(tmp_path / "map.calibrd")], ["--name", "m"]):
         assert run(["fit", str(path), "--method", "segmented", *end]) == 3
-        told = capsys.readouterr().err
-        assert f"needs the segment of each row, but {path} has no 'segments'" in told
-        assert "--segments-column" in told
+        printed = capsys.readouterr().err
+        assert f"needs the segment of each row, but {path} has no 'segments'" in printed
+        assert "--segments-column" in printed
     assert "--segments-column" in ERROR_CODES["missing_segments"].hint
 
 
@@ -480,8 +480,8 @@ def test_rows_of_no_segment_of_the_map_are_counted(
         ["apply", str(path), str(tmp_path / "out.npz"), "--map", str(fitted), "--force"],
     ):
         assert run(asked) == 0
-        told = capsys.readouterr().err
-        assert (note in told) if known else ("in a segment" not in told)
+        printed = capsys.readouterr().err
+        assert (note in printed) if known else ("in a segment" not in printed)
         assert run([*asked, "--quiet", "--json"]) == 0
         quiet = capsys.readouterr()
         assert "in a segment" not in quiet.err
